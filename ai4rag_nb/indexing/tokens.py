@@ -50,7 +50,7 @@ class TokenCounter(ABC):
     ) -> np.ndarray:  # (tokens,) int64, ascending: the character at which each token begins
         """Find where the tokens of a text begin, special tokens left out."""
 
-# %% ../../nbs/01_indexing/05_tokens.ipynb #f97c59b9
+# %% ../../nbs/01_indexing/05_tokens.ipynb #31fb1577
 @dataclass(frozen=True)
 class CharacterCounter(TokenCounter):
     """Estimate tokens by the number of characters."""
@@ -63,7 +63,7 @@ class CharacterCounter(TokenCounter):
     def __post_init__(self) -> None:
         if not self.characters_per_token >= 1 or not self.margin >= 0:
             raise InputError(
-                f"A token cannot have {self.characters_per_token:g} characters and a margin of {self.margin:g}.",
+                f"{self.characters_per_token:g} characters a token, margin {self.margin:g}: not possible.",
                 remedy="Give at least 1 character a token and a margin of at least 0.",
             )
 
