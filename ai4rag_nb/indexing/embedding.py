@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.tokens import TokenCounter
 
 # %% auto #0
-__all__ = ['EmbeddingModelFacts', 'BaseEmbeddingModel', 'measure_texts', 'check_window', 'embed_in_order',
+__all__ = ['SHORT_TEXT', 'EmbeddingModelFacts', 'BaseEmbeddingModel', 'measure_texts', 'check_window', 'embed_in_order',
            'WrappedEmbeddingModel', 'remembered_fact', 'CachedEmbeddingModel']
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #663a7437
+# %% ../../nbs/01_indexing/09_embedding.ipynb #ad18931e
 class EmbeddingModelFacts(ABC):
     """Say what a model is."""
 
     model_id: str  # the name under which the model is known to whoever runs it
+    token_counter: TokenCounter  # counts tokens as the model does, or as well as can be
+    counts: EmbeddingCounts  # what was done so far
     symmetric: bool = True  # whether questions and passages are encoded alike
     refuse_overlong: bool = True  # whether texts beyond the window are an error; else the model cuts them
     checks_window_later: bool = False  # whether `encode_batches` measures the texts itself
@@ -50,16 +52,6 @@ class EmbeddingModelFacts(ABC):
     @abstractmethod
     def context_length(self) -> int | None:
         """Give the window in tokens, None when there is no limit."""
-
-    @property
-    @abstractmethod
-    def token_counter(self) -> TokenCounter:
-        """Give the counter of tokens that fits the model best."""
-
-    @property
-    @abstractmethod
-    def counts(self) -> EmbeddingCounts:
-        """Give what was done so far."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -75,7 +67,7 @@ class EmbeddingModelFacts(ABC):
         """Give the text that makes this model again."""
         return self.model_id
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #cdfed4c2
+# %% ../../nbs/01_indexing/09_embedding.ipynb #b130a94c
 class BaseEmbeddingModel(EmbeddingModelFacts):
     """Turn texts into vectors."""
 
@@ -116,10 +108,13 @@ class BaseEmbeddingModel(EmbeddingModelFacts):
         """Measure which texts are longer than the window."""
         return measure_texts(self, texts)
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Give back what the model holds; most hold nothing."""
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #867b8eab
+# %% ../../nbs/01_indexing/09_embedding.ipynb #204dca07
+SHORT_TEXT = 64  # tokens that every model can read
+
+
 def measure_texts(
     model: BaseEmbeddingModel,  # whose window counts
     texts: list[str],  # passages to measure
@@ -141,6 +136,9 @@ def check_window(
 ) -> None:
     """Refuse texts that the model would cut unseen."""
     if not model.refuse_overlong:
+        return
+    counter = model.token_counter
+    if max(counter.count_many(texts), default=0) * (1 + counter.margin) <= SHORT_TEXT:
         return
     report = model.overlong_texts(texts)
     if report.beyond:
@@ -177,8 +175,11 @@ def embed_in_order(
         )
     return np.stack([vectors[text] for text in texts])
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #321aa53a
+# %% ../../nbs/01_indexing/09_embedding.ipynb #7a7f62c7
 _KIND, _FACTS = "embeddings", "embedding_facts"  # kinds of entries in the cache
+_PASSED_ON = frozenset(
+    ("model_id", "symmetric", "refuse_overlong", "name", "spec", "token_counter", "counts")
+)
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class WrappedEmbeddingModel(BaseEmbeddingModel):
         attribute: str,  # an attribute's name
     ) -> Any:  # the wrapped model's value for what it says about itself
         """Pass on what the wrapped model says about itself."""
-        if attribute in ("model_id", "symmetric", "refuse_overlong", "name", "spec"):
+        if attribute in _PASSED_ON:
             return getattr(self.model, attribute)
         return super().__getattribute__(attribute)
 
@@ -206,16 +207,6 @@ class WrappedEmbeddingModel(BaseEmbeddingModel):
     def context_length(self) -> int | None:
         """Give the window in tokens, asking the model at most once per workspace."""
         return remembered_fact(self, "context_length")
-
-    @property
-    def token_counter(self) -> TokenCounter:
-        """Give the wrapped model's counter of tokens."""
-        return self.model.token_counter
-
-    @property
-    def counts(self) -> EmbeddingCounts:
-        """Give the wrapped model's counts, savings included."""
-        return self.model.counts
 
     def fingerprint(self) -> dict[str, Any]:
         """Give the wrapped model's fingerprint."""
