@@ -4,13 +4,17 @@
 
 # %% auto #0
 __all__ = ['LIGHT', 'DARK', 'SHADES', 'contrast', 'shade', 'shade_step', 'format_score', 'format_count', 'format_seconds',
-           'format_setting', 'stylesheet', 'framed', 'page', 'scrolling', 'tag', 'facts']
+           'format_setting', 'stylesheet', 'framed', 'page', 'write_page', 'scrolling', 'tag', 'facts']
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #3773914a
+# %% ../../nbs/06_dashboard/04_look.ipynb #f6b00903
+import contextlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from .safe_html import Html, element, escape, join
+from .safe_html import Html, element, join
+from ..foundations.errors import InputError, StorageError
 
 # %% ../../nbs/06_dashboard/04_look.ipynb #2750ea09
 LIGHT: Mapping[str, str] = {
@@ -127,7 +131,7 @@ def format_setting(
         return f"{value:g}"
     return "–" if value is None else str(getattr(value, "name", value))
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #fa2ebccf
+# %% ../../nbs/06_dashboard/04_look.ipynb #b1445315
 _THEME_OF_PAGE = 'body[data-jp-theme-light="{light}"] .ai4rag, [data-bs-theme="{name}"] .ai4rag, body.vscode-{name} .ai4rag'
 
 
@@ -150,12 +154,14 @@ def _theme_rules() -> str:
         )
     )
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #352807d6
+# %% ../../nbs/06_dashboard/04_look.ipynb #d86054c0
 _TEXT_RULES = """
-.ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:var(--ink);
+.ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
+color:var(--ink);
 background:var(--ground);padding:0.75rem 1rem;box-sizing:border-box;max-width:100%}
 .ai4rag *{box-sizing:border-box}
-.ai4rag h1,.ai4rag h2,.ai4rag h3{color:var(--ink);line-height:1.25;font-weight:600;margin:0 0 0.5rem;letter-spacing:0}
+.ai4rag h1,.ai4rag h2,.ai4rag h3{color:var(--ink);line-height:1.25;font-weight:600;margin:0 0 0.5rem;
+letter-spacing:0}
 .ai4rag h1{font-size:1.5rem}.ai4rag h2{font-size:1.15rem}.ai4rag h3{font-size:1rem}
 .ai4rag p{margin:0 0 0.5rem;max-width:75ch}
 .ai4rag a{color:var(--accent);text-underline-offset:0.15em}
@@ -164,12 +170,15 @@ background:var(--ground);padding:0.75rem 1rem;box-sizing:border-box;max-width:10
 .ai4rag .text{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext}
 .ai4rag :focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 .ai4rag .scroll{overflow:auto;max-width:100%;position:relative}.ai4rag .tall{max-height:26rem}
-.ai4rag table.grid{border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;color:var(--ink);
+.ai4rag table.grid{border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;
+color:var(--ink);
 background:var(--ground);border:0;table-layout:auto}
 .ai4rag table.wide{width:100%}
-.ai4rag table.grid th,.ai4rag table.grid td{padding:0.35rem 0.6rem;border:0;border-bottom:1px solid var(--line);
+.ai4rag table.grid th,.ai4rag table.grid td{padding:0.35rem 0.6rem;border:0;
+border-bottom:1px solid var(--line);
 vertical-align:top;text-align:left;max-width:none;font-weight:400;line-height:1.45;background:none}
-.ai4rag table.grid thead th{color:var(--quiet);font-weight:600;vertical-align:bottom;position:sticky;top:0;
+.ai4rag table.grid thead th{color:var(--quiet);font-weight:600;vertical-align:bottom;position:sticky;
+top:0;
 background:var(--ground);z-index:2}
 .ai4rag table.grid tr,.ai4rag table.grid tr:hover{background:none}
 .ai4rag table.grid .number{text-align:right}
@@ -177,42 +186,56 @@ background:var(--ground);z-index:2}
 .ai4rag summary{cursor:pointer;padding:0.3rem 0}.ai4rag details{margin:0.25rem 0}
 """
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #83956b58
+# %% ../../nbs/06_dashboard/04_look.ipynb #5a0a012e
 _PART_RULES = """
-.ai4rag .tag{display:inline-block;border:1px solid var(--line);border-radius:0.25rem;padding:0 0.4rem;font-size:0.75rem;
+.ai4rag .tag{display:inline-block;border:1px solid var(--line);border-radius:0.25rem;padding:0 0.4rem;
+font-size:0.75rem;
 color:var(--quiet);white-space:nowrap;background:var(--ground)}
 .ai4rag .tag.good{color:var(--accent);border-color:var(--accent);background:var(--soft)}
 .ai4rag .tag.bad{color:var(--trouble);border-color:var(--trouble)}
-.ai4rag .facts{display:flex;flex-wrap:wrap;gap:0.25rem 1.75rem;margin:0 0 0.75rem;padding:0;list-style:none}
-.ai4rag .facts li{margin:0;padding:0}.ai4rag .facts b{font-weight:600;font-size:1.05rem;font-variant-numeric:tabular-nums}
+.ai4rag .facts{display:flex;flex-wrap:wrap;gap:0.25rem 1.75rem;margin:0 0 0.75rem;padding:0;
+list-style:none}
+.ai4rag .facts li{margin:0;padding:0}.ai4rag .facts b{font-weight:600;font-size:1.05rem;
+font-variant-numeric:tabular-nums}
 .ai4rag .facts span{display:block;color:var(--quiet);font-size:0.8125rem}
-.ai4rag .phase{display:grid;grid-template-columns:minmax(8rem,18rem) minmax(6rem,1fr) minmax(13rem,auto);gap:0 1rem;
+.ai4rag .phase{display:grid;grid-template-columns:minmax(8rem,18rem) minmax(6rem,1fr) minmax(13rem,
+auto);gap:0 1rem;
 align-items:center;margin:0.15rem 0}
 .ai4rag .track{height:0.5rem;border-radius:0.25rem;background:var(--line);overflow:hidden}
 .ai4rag .track span{display:block;height:100%;background:var(--accent)}
-.ai4rag .track.open span{background:repeating-linear-gradient(135deg,var(--accent) 0 6px,var(--line) 6px 12px)}
-.ai4rag .settings span{display:inline-block;margin-right:0.9rem}.ai4rag .settings i{font-style:normal;color:var(--quiet)}
+.ai4rag .track.open span{background:repeating-linear-gradient(135deg,var(--accent) 0 6px,
+var(--line) 6px 12px)}
+.ai4rag .settings span{display:inline-block;margin-right:0.9rem}.ai4rag .settings i{font-style:normal;
+color:var(--quiet)}
 .ai4rag table.heat th,.ai4rag table.heat td{border-bottom:1px solid var(--ground)}
-.ai4rag table.heat td.cell{text-align:center;min-width:3.4rem;font-variant-numeric:tabular-nums;padding:0.35rem 0.3rem;
+.ai4rag table.heat td.cell{text-align:center;min-width:3.4rem;font-variant-numeric:tabular-nums;
+padding:0.35rem 0.3rem;
 border-left:1px solid var(--ground)}
 .ai4rag table.heat td.none{color:var(--quiet);background:var(--raised)}
 .ai4rag table.heat td.lost{color:var(--trouble);background:var(--raised)}
-.ai4rag table.heat tbody th{position:sticky;left:0;background:var(--ground);z-index:1;min-width:14rem;max-width:26rem}
+.ai4rag table.heat tbody th{position:sticky;left:0;background:var(--ground);z-index:1;min-width:14rem;
+max-width:26rem}
 .ai4rag table.heat thead th:first-child{left:0;z-index:3}
-.ai4rag table.heat tr.chosen th{background:var(--soft)}.ai4rag table.heat thead th.number{text-align:center}
-.ai4rag .hit{border:1px solid var(--line);border-radius:0.375rem;margin:0 0 0.6rem;background:var(--ground)}
+.ai4rag table.heat tr.chosen th{background:var(--soft)}.ai4rag table.heat thead th.number{
+text-align:center}
+.ai4rag .hit{border:1px solid var(--line);border-radius:0.375rem;margin:0 0 0.6rem;
+background:var(--ground)}
 .ai4rag .hit.evidence{border-left:0.3rem solid var(--accent)}
-.ai4rag .hit header{display:flex;flex-wrap:wrap;gap:0.2rem 0.9rem;align-items:baseline;padding:0.4rem 0.75rem;
+.ai4rag .hit header{display:flex;flex-wrap:wrap;gap:0.2rem 0.9rem;align-items:baseline;
+padding:0.4rem 0.75rem;
 background:var(--raised);border-radius:0.375rem 0.375rem 0 0}
-.ai4rag .hit .text{padding:0.5rem 0.75rem;max-height:16rem;overflow:auto;margin:0;font-size:0.8125rem;max-width:none}
+.ai4rag .hit .text{padding:0.5rem 0.75rem;max-height:16rem;overflow:auto;margin:0;font-size:0.8125rem;
+max-width:none}
 .ai4rag mark{background:var(--mark);color:var(--ink);border-radius:0.15rem;padding:0 0.1rem}
 .ai4rag mark.gold{background:var(--gold);text-decoration:underline;text-underline-offset:0.15em}
 .ai4rag .legs{display:inline-flex;flex-wrap:wrap;gap:0.2rem 0.9rem}
-.ai4rag .card{border:1px solid var(--line);border-radius:0.375rem;padding:0.75rem 1rem;margin:0 0 0.75rem}
+.ai4rag .card{border:1px solid var(--line);border-radius:0.375rem;padding:0.75rem 1rem;
+margin:0 0 0.75rem}
 .ai4rag .headline{background:var(--raised);border-left:0.3rem solid var(--accent);padding:0.9rem 1.1rem;
 border-radius:0.25rem;margin:0 0 1rem}.ai4rag .headline p{font-size:1rem}
 .ai4rag section{margin:0 0 2rem}.ai4rag svg{vertical-align:middle;overflow:visible}
-@media (max-width:50rem){.ai4rag .phase{grid-template-columns:1fr 1fr}.ai4rag .phase .label{grid-column:1/-1}
+@media (max-width:50rem){.ai4rag .phase{grid-template-columns:1fr 1fr}.ai4rag .phase .label{
+grid-column:1/-1}
 .ai4rag table.heat tbody th{min-width:10rem;max-width:13rem}}
 @media print{.ai4rag .hit .text,.ai4rag .tall{max-height:none}}
 """
@@ -257,6 +280,29 @@ def page(
     )
     body = element("body", element("main", *parts, class_="ai4rag page"))
     return join(Html("<!DOCTYPE html>\n"), element("html", head, body, lang=language))
+
+# %% ../../nbs/06_dashboard/04_look.ipynb #a75b04eb
+def write_page(
+    path: str | Path,  # where the file goes; missing folders are made
+    document: str,  # a whole HTML document
+) -> Path:  # where it lies
+    """Write a page in one step."""
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"'{target}' is a folder.", remedy="Name a file in it, such as 'report.html'.")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(document, encoding="utf-8")
+        os.replace(part, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise StorageError(
+            f"'{target}' can't be written: {reason}.", remedy="Choose another place."
+        ) from error
+    return target
 
 # %% ../../nbs/06_dashboard/04_look.ipynb #1f32a2b2
 def scrolling(

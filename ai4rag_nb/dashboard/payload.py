@@ -25,7 +25,7 @@ def number(
         return None
     return read if math.isfinite(read) else None
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #a82a4b8a
+# %% ../../nbs/06_dashboard/01_payload.ipynb #08d44982
 @dataclass(frozen=True)
 class Score:
     """Hold the mean of one metric over the questions of one pattern."""
@@ -36,6 +36,7 @@ class Score:
     low: float | None = None  # lower end of its interval
     high: float | None = None  # upper end of its interval
     count: int | None = None  # how many questions it is the mean of
+    description: str = ""  # what the metric measures
 
     @property
     def key(self) -> str:
@@ -56,6 +57,7 @@ def read_score(
         low=number(scores.get("ci_low")),
         high=number(scores.get("ci_high")),
         count=None if count is None else int(count),
+        description=str(entry.get("description") or ""),
     )
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #0a45b33e

@@ -54,7 +54,7 @@ def progress_mode(
         return "bars"
     return "lines" if style == "always" else "silent"
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #37a79437
+# %% ../../nbs/06_dashboard/02_progress.ipynb #db781e9c
 def _make_bar(
     box: Any,  # a displayed widget box in a notebook, None in a terminal
     stream: TextIO,  # where a terminal's bars go
@@ -72,20 +72,22 @@ def _make_bar(
     if box is None:
         from tqdm import tqdm
 
-        return type("PhaseBar", (tqdm,), {"monitor_interval": 0})(file=stream, dynamic_ncols=True, **options)
+        bar_type: Any = type("PhaseBar", (tqdm,), {"monitor_interval": 0})
+        return bar_type(file=stream, dynamic_ncols=True, **options)
     from tqdm.notebook import tqdm as notebook_tqdm
 
-    bar = type("PhaseBar", (notebook_tqdm,), {"monitor_interval": 0})(display=False, **options)
+    widget_type: Any = type("PhaseBar", (notebook_tqdm,), {"monitor_interval": 0})
+    bar = widget_type(display=False, **options)
     box.children = (*box.children, bar.container)
     return bar
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #d5870b79
+# %% ../../nbs/06_dashboard/02_progress.ipynb #23b5c5a2
 class _LineBar:
     """Report one phase in plain lines."""
 
     def __init__(
         self,
-        write: Callable[[str], bool],  # writes a line; with `force` false only when the last one is old
+        write: Callable[[str, bool], None],  # writes a line; with `force` false only when the last one is old
         started: PhaseStarted,  # the phase to report
         inner: bool,  # whether another phase is going on around it
     ) -> None:

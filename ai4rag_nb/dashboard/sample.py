@@ -25,7 +25,7 @@ from ai4rag_nb.foundations.events import (
     TrialStarted,
 )
 
-# %% ../../nbs/06_dashboard/05_sample.ipynb #f584be57
+# %% ../../nbs/06_dashboard/05_sample.ipynb #96b31c85
 @dataclass(frozen=True)
 class SampleQuestion:
     """Hold one question on the invented handbook."""
@@ -43,31 +43,32 @@ SAMPLE_QUESTIONS: tuple[SampleQuestion, ...] = (
         "1.8 litres",
         "kettle/filling.md",
         2,
-        "The tank of the Larkspur K2 holds 1.8 litres. Fill it between the two marks; below the lower one the heater "
-        "stays off, above the upper one water may leave the spout when it boils.",
+        "The tank of the Larkspur K2 holds 1.8 litres. Fill it between the two marks; below the lower "
+        "one the heater stays off, above the upper one water may leave the spout when it boils.",
     ),
     SampleQuestion(
         "How often should the kettle be descaled in a region with hard water?",
         "every four weeks",
         "kettle/descaling.md",
         1,
-        "Descale the kettle every four weeks where the water is hard, and every three months elsewhere. A light on the "
-        "base reminds you after 90 boils, whichever comes first.",
+        "Descale the kettle every four weeks where the water is hard, and every three months elsewhere. "
+        "A light on the base reminds you after 90 boils, whichever comes first.",
     ),
     SampleQuestion(
         "Which error code means that the base is wet?",
         "E4",
         "service/errors.md",
         3,
-        "| Code | Meaning | What to do |\n|---|---|---|\n| E3 | lid open | close the lid |\n| E4 | base wet | dry the contacts "
-        "and wait ten minutes |",
+        "| Code | Meaning | What to do |\n|---|---|---|\n| E3 | lid open | close the lid |\n| E4 | base "
+        "wet | dry the contacts and wait ten minutes |",
     ),
     SampleQuestion(
         "What temperature does the green tea programme use?",
         "75 °C",
         "kettle/programmes.md",
         4,
-        "Green tea is brewed at 75 °C and kept there for three minutes. White tea uses 80 °C, black tea 95 °C.",
+        "Green tea is brewed at 75 °C and kept there for three minutes. White tea uses 80 °C, black tea "
+        "95 °C.",
     ),
     SampleQuestion(
         "How long is the guarantee on the heater?",
@@ -78,28 +79,31 @@ SAMPLE_QUESTIONS: tuple[SampleQuestion, ...] = (
     ),
 )
 
-# %% ../../nbs/06_dashboard/05_sample.ipynb #fd5e44fe
+# %% ../../nbs/06_dashboard/05_sample.ipynb #09ec19aa
 SAMPLE_QUESTIONS += (
     SampleQuestion(
         "Can the lid be washed in a dishwasher?",
         "No, wash it by hand.",
         "kettle/cleaning.md",
         2,
-        "The filter may go into the dishwasher. The lid may not: wash it by hand, because heat bends its seal.",
+        "The filter may go into the dishwasher. The lid may not: wash it by hand, because heat bends its "
+        "seal.",
     ),
     SampleQuestion(
         "How is the kettle paired with a phone?",
         "Hold the base button for five seconds until the ring turns blue.",
         "app/pairing.md",
         1,
-        "Hold the base button for five seconds until the ring turns blue, then choose the kettle in the app's list.",
+        "Hold the base button for five seconds until the ring turns blue, then choose the kettle in the "
+        "app's list.",
     ),
     SampleQuestion(
         "What is the part number of the replacement filter?",
         "LK-2071",
         "service/parts.md",
         5,
-        "Filter: LK-2071. Seal of the lid: LK-2080. Base with cable, 230 V: LK-2100. Base with cable, 120 V: LK-2101.",
+        "Filter: LK-2071. Seal of the lid: LK-2080. Base with cable, 230 V: LK-2100. Base with cable, "
+        "120 V: LK-2101.",
     ),
     SampleQuestion(
         "How many kettles can one app account control?",
@@ -113,8 +117,8 @@ SAMPLE_QUESTIONS += (
         "above 1,500 metres",
         "kettle/altitude.md",
         1,
-        "Water boils at a lower temperature in the mountains. Above 1,500 metres set the boiling point by hand, or the "
-        "kettle never switches off.",
+        "Water boils at a lower temperature in the mountains. Above 1,500 metres set the boiling point "
+        "by hand, or the kettle never switches off.",
     ),
 )
 
@@ -197,8 +201,14 @@ def _hits(
         )
     return hits
 
-# %% ../../nbs/06_dashboard/05_sample.ipynb #a487e629
+# %% ../../nbs/06_dashboard/05_sample.ipynb #25abdca6
 _METRICS = (("faithfulness", "unitxt"), ("answer_correctness", "unitxt"), ("context_correctness", "unitxt"))
+_DESCRIPTIONS = (
+    "Share of the answer's words that stand in the best of the retrieved chunks.",
+    "Share of the right answer's words that the answer has.",
+    "1 divided by the rank of the first chunk from a right document.",
+    "Mean of the other metrics.",
+)
 
 
 def _row(
@@ -228,7 +238,7 @@ def _row(
         "refused": refused,
     }
 
-# %% ../../nbs/06_dashboard/05_sample.ipynb #05a0844f
+# %% ../../nbs/06_dashboard/05_sample.ipynb #21468957
 def _scores(
     values: Sequence[float],  # the scores of the questions that have one
 ) -> dict[str, Any]:  # mean, interval and count
@@ -249,7 +259,8 @@ def sample_payload(
     metrics = []
     for number, (name, evaluator) in enumerate((*_METRICS, ("overall_score", "custom"))):
         values = [score for row in rows if (score := row["metrics"][number]["score"]) is not None]
-        metrics.append({"name": name, "evaluator": evaluator, "description": "", "scores": _scores(values)})
+        entry = {"name": name, "evaluator": evaluator, "description": _DESCRIPTIONS[number]}
+        metrics.append({**entry, "scores": _scores(values)})
     payload = {
         "name": f"Pattern{iteration + 1}",
         "iteration": iteration,
