@@ -131,7 +131,7 @@ def row_key(
     """Make the key under which stores keep a chunk."""
     return f"{hashlib.sha256(document_id.encode()).hexdigest()[:32]}_{sequence_number:010d}"
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #a24bae00
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #dec1fc75
 def _checked_row(
     chunk: AI4RAGChunk,  # the chunk
 ) -> StoredRow:  # its row
@@ -166,7 +166,7 @@ def _plain_number(
         return value.item()
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
-
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #f8f7b53d
 def check_rows(
     chunks: Sequence[AI4RAGChunk],  # chunks with a document_id and a sequence_number
 ) -> list[StoredRow]:  # one row for each, in the same order

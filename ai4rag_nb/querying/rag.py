@@ -51,7 +51,7 @@ def make_answer(
         "error": error,
     }
 
-# %% ../../nbs/02_querying/08_rag.ipynb #8e534c55
+# %% ../../nbs/02_querying/08_rag.ipynb #9958ded4
 class BaseRAGTemplate(ABC):
     """Answer questions from documents."""
 
@@ -71,13 +71,12 @@ class BaseRAGTemplate(ABC):
     ) -> Generation:  # what the model said
         """Answer one question from its passages."""
 
-    def prepare(
+    def prepare(  # noqa: B027
         self,
         questions: Sequence[str],  # all that is about to be asked
         chunks: Sequence[Sequence[RetrievedChunk]],  # their passages
     ) -> None:
         """Get ready for many answers; most templates need nothing."""
-        return None
 
     def generate(
         self,
@@ -93,7 +92,7 @@ class BaseRAGTemplate(ABC):
         """Answer the last message of a conversation; only it is looked up and enriched."""
         return _answered(self, last_question(messages), list(messages[:-1]))
 
-# %% ../../nbs/02_querying/08_rag.ipynb #8bbbb6b6
+# %% ../../nbs/02_querying/08_rag.ipynb #7cebadae
 def _answered(
     rag: BaseRAGTemplate,  # the pipeline
     question: str,  # what is asked
@@ -107,7 +106,7 @@ def _answered(
     retrieval = time.perf_counter() - started
     return make_answer(question, chunks, rag.answer(question, chunks, history), retrieval)
 
-
+# %% ../../nbs/02_querying/08_rag.ipynb #caf7f6e7
 @dataclass(frozen=True)
 class SimpleRAG(BaseRAGTemplate):
     """Retrieve once, then generate once."""
@@ -178,7 +177,7 @@ def _reason(
     text = str(error) or type(error).__name__
     return text if hasattr(error, "remedy") else f"{type(error).__name__}: {text}"
 
-# %% ../../nbs/02_querying/08_rag.ipynb #9f3ace81
+# %% ../../nbs/02_querying/08_rag.ipynb #cd3f9ce3
 def _answer_one(
     rag: BaseRAGTemplate,  # the pipeline
     question: str,  # what is asked
@@ -211,7 +210,7 @@ def _prepare(
     with suppress(AI4RAGError):
         rag.prepare([question for question, _ in ready], [chunks for _, chunks in ready])
 
-
+# %% ../../nbs/02_querying/08_rag.ipynb #85d1a005
 def _collect(
     futures: Sequence[Future[Answer]],  # answers to come
     done: int,  # questions that have an answer already
