@@ -24,9 +24,9 @@ from .pieces import Piece, TextMeasure, Window, block_pieces, pack_pieces, trimm
 from .source import Block, with_source
 
 # %% auto #0
-__all__ = ['heading_title', 'prefix_choices', 'DoclingChunker']
+__all__ = ['heading_title', 'table_heads', 'prefix_choices', 'DoclingChunker']
 
-# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #84bebeaa
+# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #44ae234c
 def heading_title(
     source: str,  # the source of a heading: Markdown or underlined
 ) -> str:  # its title without marks
@@ -35,15 +35,25 @@ def heading_title(
     return re.sub(r"^#+\s*|\s*#*$", "", " ".join(lines)).strip(" *_`")
 
 
+def table_heads(
+    source: str,  # the source of a table's first rows, the row of dashes last
+) -> tuple[str, ...]:  # the same without padding, and then also without the dashes
+    """Shorten the head of a table, so that repeating it costs few tokens."""
+    lines = [re.sub(r"\s+", " ", line).strip() for line in source.strip().splitlines()]
+    if not lines or not re.fullmatch(r"[|:\-\s]+", lines[-1]):
+        return ("".join(f"{line}\n" for line in lines),) if lines else ()
+    names = "".join(f"{line}\n" for line in lines[:-1])
+    return names + re.sub(r"-+", "-", lines[-1].replace(" ", "")) + "\n", names
+
+
 def prefix_choices(
     path: Sequence[str],  # titles of the headings, outermost first
-    head: str = "",  # the head of the table that a row belongs to
+    heads: Sequence[str] = (),  # the head of the table that a row belongs to, richest first
 ) -> tuple[str, ...]:  # what may stand in front of a chunk, richest first
     """List what may stand in front of a chunk."""
     paths = ["".join(f"{title}\n" for title in path[first:]) for first in range(len(path) + 1)]
-    if head:
-        paths = [titles + head for titles in paths] + paths
-    return tuple(dict.fromkeys(paths))
+    with_head = [titles + head for titles in paths for head in heads]
+    return tuple(dict.fromkeys([*with_head, *paths]))
 
 # %% ../../nbs/01_indexing/08_docling_chunker.ipynb #1fa53d39
 @dataclass
@@ -54,7 +64,7 @@ class _Unit:
     path: tuple[str, ...]  # titles of the headings that it stands under
     pieces: list[Piece]  # what it is made of
 
-# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #1c23482e
+# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #4597f271
 class _Outline:
     """Follow the headings of a document."""
 
@@ -66,7 +76,7 @@ class _Outline:
         self.section = 0
         self.open: list[tuple[int, str]] = []
         self.waiting: list[Piece] = []  # headings whose text has not come yet
-        self.head = ""  # of the table that is being read
+        self.heads: tuple[str, ...] = ()  # of the table that is being read
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -89,9 +99,9 @@ class _Outline:
     ) -> list[Piece]:  # its pieces
         """Divide a block into pieces that know what may stand in front of them."""
         if block.kind == "table":
-            self.head = self.text[block.start : block.end].rstrip() + "\n"
-        head = self.head if block.kind == "table_row" else ""
-        return block_pieces(self.text, block, prefix_choices(self.path, head))
+            self.heads = table_heads(self.text[block.start : block.end])
+        heads = self.heads if block.kind == "table_row" else ()
+        return block_pieces(self.text, block, prefix_choices(self.path, heads))
 
 # %% ../../nbs/01_indexing/08_docling_chunker.ipynb #e44f9556
 def _units(
@@ -190,7 +200,7 @@ def _span_chunker() -> Any:
 
     return lambda measure, windows: SpanChunker(tokenizer=SpanTokenizer(measure=measure), windows=windows)
 
-# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #98e3bd89
+# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #ad164148
 @dataclass(frozen=True)
 class _Part:
     """Hold a window and where it belongs."""
@@ -205,6 +215,9 @@ def _merged(
     parts: Sequence[_Part],  # windows in reading order
 ) -> Iterator[_Part]:  # fewer and fuller windows
     """Merge neighbours of the same section for as long as they fit."""
+    if len(parts) < 2:
+        yield from parts
+        return
     small = DoclingDocument(name="windows")
     numbers: dict[str, int] = {}
     section = None
@@ -225,7 +238,7 @@ def _merged(
         yield replace(parts[number], window=_joined(measure.text, parts[number].window, parts[end].window))
         number = end + 1
 
-# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #8d3638b2
+# %% ../../nbs/01_indexing/08_docling_chunker.ipynb #4f72aaa7
 @register_chunker("hybrid")
 @dataclass(frozen=True)
 class DoclingChunker(BaseChunker):
@@ -243,6 +256,6 @@ class DoclingChunker(BaseChunker):
         for unit in _units(text, source.source_blocks):
             windows = pack_pieces(measure, unit.pieces)
             parts += [_Part(window, unit.section, unit.path) for window in windows]
-        merged = list(_merged(measure, parts)) if parts else []
+        merged = list(_merged(measure, parts))
         details = [{"headings": list(part.path)} if part.path else {} for part in merged]
         return window_chunks(source, [part.window for part in merged], details)

@@ -293,9 +293,9 @@ def trimmed(
         first = line
     return min(first, last), last
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #e0a48840
+# %% ../../nbs/01_indexing/06_pieces.ipynb #c5bd0482
 _ENOUGH = (
-    0.5,
+    0.25,
     0.75,
     0.9,
     1.0,
@@ -429,13 +429,13 @@ def pack_pieces(
                 near = packing.pieces[max(first - overlap, 0) : first + 1]
                 start = _overlap_start(measure, near, begun, overlap)
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #24f05e54
+# %% ../../nbs/01_indexing/06_pieces.ipynb #2475a850
 PROSE_SEPARATORS = (
     r"\n[^\S\n]*\n\s*",  # a blank line
     r"\n(?=[^\S\n]*(?:[-*+•]\s|\(?\d+[.)]\s|\|))",  # a list item or a row begins
     SENTENCE_END,
 )
-CLAUSE_SEPARATORS = (r"(?<=[,;:،؛])\s+|(?<=[，、；：])\s*",)
+CLAUSE_SEPARATORS = (r"\n(?=[^\S\n]*\S)", r"(?<=[,;،؛])\s+|(?<=[，、；])\s*")
 CODE_SEPARATORS = (r"\n(?:[^\S\n]*\n)*",)  # the end of a line, with the blank lines behind it
 
 
