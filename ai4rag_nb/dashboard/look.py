@@ -131,8 +131,11 @@ def format_setting(
         return f"{value:g}"
     return "–" if value is None else str(getattr(value, "name", value))
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #b1445315
-_THEME_OF_PAGE = 'body[data-jp-theme-light="{light}"] .ai4rag, [data-bs-theme="{name}"] .ai4rag, body.vscode-{name} .ai4rag'
+# %% ../../nbs/06_dashboard/04_look.ipynb #3e3e00c2
+_THEME_OF_PAGE = (
+    'body[data-jp-theme-light="{light}"] .ai4rag, '
+    '[data-bs-theme="{name}"] .ai4rag, body.vscode-{name} .ai4rag'
+)
 
 
 def _variables(theme: Mapping[str, str]) -> str:
@@ -150,20 +153,21 @@ def _theme_rules() -> str:
         f"{_THEME_OF_PAGE.format(light='true', name='light')}{{color-scheme:light;{light}}}"
         f"{_THEME_OF_PAGE.format(light='false', name='dark')}{{color-scheme:dark;{dark}}}"
         + "".join(
-            f".ai4rag .s{step}{{background:var(--g{step});color:var(--t{step})}}" for step in range(SHADES)
+            f".ai4rag table.heat td.s{step}{{background:var(--g{step});color:var(--t{step})}}"
+            for step in range(SHADES)
         )
     )
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #d86054c0
+# %% ../../nbs/06_dashboard/04_look.ipynb #48b21a80
 _TEXT_RULES = """
 .ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
 color:var(--ink);
 background:var(--ground);padding:0.75rem 1rem;box-sizing:border-box;max-width:100%}
-.ai4rag *{box-sizing:border-box}
+.ai4rag *{box-sizing:border-box}.ai4rag .widget-html .widget-html-content{line-height:1.5}
 .ai4rag h1,.ai4rag h2,.ai4rag h3{color:var(--ink);line-height:1.25;font-weight:600;margin:0 0 0.5rem;
 letter-spacing:0}
 .ai4rag h1{font-size:1.5rem}.ai4rag h2{font-size:1.15rem}.ai4rag h3{font-size:1rem}
-.ai4rag p{margin:0 0 0.5rem;max-width:75ch}
+.ai4rag p{margin:0 0 0.5rem;max-width:75ch}.ai4rag.ai4rag ul.plain{list-style:none;padding:0;margin:0.5rem 0}
 .ai4rag a{color:var(--accent);text-underline-offset:0.15em}
 .ai4rag .quiet{color:var(--quiet)}.ai4rag .trouble{color:var(--trouble)}.ai4rag .strong{font-weight:600}
 .ai4rag .number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
@@ -186,14 +190,14 @@ background:var(--ground);z-index:2}
 .ai4rag summary{cursor:pointer;padding:0.3rem 0}.ai4rag details{margin:0.25rem 0}
 """
 
-# %% ../../nbs/06_dashboard/04_look.ipynb #5a0a012e
+# %% ../../nbs/06_dashboard/04_look.ipynb #c6f87510
 _PART_RULES = """
 .ai4rag .tag{display:inline-block;border:1px solid var(--line);border-radius:0.25rem;padding:0 0.4rem;
 font-size:0.75rem;
-color:var(--quiet);white-space:nowrap;background:var(--ground)}
+color:var(--quiet);white-space:nowrap;background:var(--ground);line-height:1.4}
 .ai4rag .tag.good{color:var(--accent);border-color:var(--accent);background:var(--soft)}
 .ai4rag .tag.bad{color:var(--trouble);border-color:var(--trouble)}
-.ai4rag .facts{display:flex;flex-wrap:wrap;gap:0.25rem 1.75rem;margin:0 0 0.75rem;padding:0;
+.ai4rag.ai4rag ul.facts{display:flex;flex-wrap:wrap;gap:0.25rem 1.75rem;margin:0 0 0.75rem;padding:0;
 list-style:none}
 .ai4rag .facts li{margin:0;padding:0}.ai4rag .facts b{font-weight:600;font-size:1.05rem;
 font-variant-numeric:tabular-nums}
@@ -205,14 +209,15 @@ align-items:center;margin:0.15rem 0}
 .ai4rag .track span{display:block;height:100%;background:var(--accent)}
 .ai4rag .track.open span{background:repeating-linear-gradient(135deg,var(--accent) 0 6px,
 var(--line) 6px 12px)}
-.ai4rag .settings span{display:inline-block;margin-right:0.9rem}.ai4rag .settings i{font-style:normal;
+.ai4rag .settings span{display:inline-block;margin-right:0.9rem;max-width:100%;overflow-wrap:anywhere}
+.ai4rag td .settings{min-width:15rem}.ai4rag .settings i{font-style:normal;
 color:var(--quiet)}
 .ai4rag table.heat th,.ai4rag table.heat td{border-bottom:1px solid var(--ground)}
 .ai4rag table.heat td.cell{text-align:center;min-width:3.4rem;font-variant-numeric:tabular-nums;
 padding:0.35rem 0.3rem;
 border-left:1px solid var(--ground)}
-.ai4rag table.heat td.none{color:var(--quiet);background:var(--raised)}
-.ai4rag table.heat td.lost{color:var(--trouble);background:var(--raised)}
+.ai4rag table.heat td.none{color:var(--quiet);background:var(--raised);font-size:0.75rem}
+.ai4rag table.heat td.lost{color:var(--trouble);background:var(--raised);font-size:0.75rem}
 .ai4rag table.heat tbody th{position:sticky;left:0;background:var(--ground);z-index:1;min-width:14rem;
 max-width:26rem}
 .ai4rag table.heat thead th:first-child{left:0;z-index:3}
@@ -233,7 +238,9 @@ max-width:none}
 margin:0 0 0.75rem}
 .ai4rag .headline{background:var(--raised);border-left:0.3rem solid var(--accent);padding:0.9rem 1.1rem;
 border-radius:0.25rem;margin:0 0 1rem}.ai4rag .headline p{font-size:1rem}
-.ai4rag section{margin:0 0 2rem}.ai4rag svg{vertical-align:middle;overflow:visible}
+.ai4rag section{margin:0 0 2rem}.ai4rag.ai4rag svg{vertical-align:middle;overflow:visible;max-width:none}.ai4rag .whole{white-space:nowrap}
+@media (max-width:60rem){.ai4rag td .settings{min-width:11rem}
+.ai4rag table.grid th,.ai4rag table.grid td{padding:0.3rem 0.35rem}}
 @media (max-width:50rem){.ai4rag .phase{grid-template-columns:1fr 1fr}.ai4rag .phase .label{
 grid-column:1/-1}
 .ai4rag table.heat tbody th{min-width:10rem;max-width:13rem}}

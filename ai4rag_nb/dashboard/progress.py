@@ -107,7 +107,7 @@ class _LineBar:
         """Write the last line."""
         self._write(self._line(), not self._inner)
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #5ded5f5c
+# %% ../../nbs/06_dashboard/02_progress.ipynb #eeae1012
 class _Bars:
     """Keep the bars of the phases that are going on."""
 
@@ -150,8 +150,11 @@ class _Bars:
     def finish(self, key: tuple[str, str]) -> None:
         """Close a bar."""
         bar = self.open.pop(key, None)
-        if bar is not None:
-            bar.close()
+        if bar is None:
+            return
+        if self.box is not None and not bar.leave:
+            self.box.children = tuple(child for child in self.box.children if child is not bar.container)
+        bar.close()
 
 # %% ../../nbs/06_dashboard/02_progress.ipynb #0b1e8ff5
 def _say(

@@ -16,7 +16,7 @@ from .safe_html import Html, element, join, shorten
 from .payload import Score
 from .state import DashboardState, TrialState, leader, ranked_trials
 
-# %% ../../nbs/06_dashboard/07_render_leaderboard.ipynb #566450c1
+# %% ../../nbs/06_dashboard/07_render_leaderboard.ipynb #686f61e1
 def score_scale(
     scores: Iterable[Score],  # the scores that will be drawn
 ) -> tuple[float, float]:  # the ends of the scale
@@ -29,7 +29,7 @@ def interval_picture(
     score: Score,  # what to draw
     scale: tuple[float, float] = (0.0, 1.0),  # the ends of the scale
     reference: float | None = None,  # where a dashed line is drawn
-    width: int = 160,  # pixels
+    width: int = 140,  # pixels
 ) -> Html:  # an SVG picture with a description
     """Draw a mean with its interval."""
     if score.mean is None:
@@ -119,7 +119,7 @@ def leaderboard_notes(
         notes.append(f"The same for every configuration, so no help in choosing: {', '.join(constant)}.")
     return notes
 
-# %% ../../nbs/06_dashboard/07_render_leaderboard.ipynb #2e680b16
+# %% ../../nbs/06_dashboard/07_render_leaderboard.ipynb #05b65767
 def coverage_text(
     state: DashboardState,  # where the number of questions is from
     trial: TrialState,  # a pattern
@@ -161,14 +161,14 @@ def _row(
         element("td", rank if rank is not None else "–", class_="number"),
         element("th", shorten(trial.name, 40), scope="row", class_="strong" if rank == 1 else None),
         element("td", format_score(score.mean if score is not None else None), class_="number strong"),
-        element("td", picture, element("div", bounds, class_="quiet")),
+        element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", coverage_text(state, trial, score), class_="quiet"),
         element("td", format_seconds(trial.seconds), class_="number"),
-        element("td", state_tag(trial.state), reason),
-        element("td", render_settings(trial.settings, names)),
+        element("td", state_tag(trial.state)),
+        element("td", reason, render_settings(trial.settings, names)),
     )
 
-# %% ../../nbs/06_dashboard/07_render_leaderboard.ipynb #ebc802f3
+# %% ../../nbs/06_dashboard/07_render_leaderboard.ipynb #6ed93370
 def render_leaderboard(
     state: DashboardState,  # what to show
     metric: str | None = None,  # what to rank by; the optimized metric without it
@@ -182,20 +182,13 @@ def render_leaderboard(
     common, names = (
         split_settings(state.trials) if len(state.trials) > 1 else ({}, list(state.trials[0].settings))
     )
-    columns = (
-        "rank",
-        "pattern",
-        "score",
-        f"interval, {scale[0]:g} to {scale[1]:g}",
-        "questions",
-        "time",
-        "state",
-        "settings",
-    )
-    right = ("rank", "score", "time")
-    head = [element("th", name, scope="col", class_="number" if name in right else None) for name in columns]
+    interval = f"interval, {scale[0]:g} to {scale[1]:g}"
+    columns = ("rank", "pattern", "score", interval, "questions", "time", "state", "settings")
+    classes = dict.fromkeys(("rank", "score", "time"), "number") | {interval: "whole"}
+    head = [element("th", name, scope="col", class_=classes.get(name)) for name in columns]
     rows = [_row(state, rank, trial, wanted, scale, names) for rank, trial in ranked]
-    title = f"Ranked by the mean of {shorten(wanted.rpartition(':')[2] or 'the score', 60)}; the dashed line is the leader."
+    name = shorten(wanted.rpartition(":")[2] or "the score", 60)
+    title = f"Ranked by the mean of {name}; the dashed line is the leader."
     table = element(
         "table",
         element("caption", title),

@@ -135,7 +135,7 @@ def render_phases(
     table = element("table", element("thead", head), element("tbody", rows), class_="grid")
     return join(going_on, element("details", element("summary", "Time by stage"), table))
 
-# %% ../../nbs/06_dashboard/06_render_progress.ipynb #de13baa8
+# %% ../../nbs/06_dashboard/06_render_progress.ipynb #9e5c5cf0
 def render_messages(
     state: DashboardState,  # what to show
     limit: int = 5,  # how many warnings and errors at most
@@ -149,9 +149,7 @@ def render_messages(
         rows.append(element("li", tag(kind, "bad") if kind else None, " ", shorten(text, 400)))
     hidden = len(serious) - limit
     more = element("p", f"{hidden} earlier ones are not shown.", class_="quiet") if hidden > 0 else None
-    return join(
-        element("ul", rows, style="list-style:none;padding:0;margin:0.5rem 0") if rows else None, more
-    )
+    return join(element("ul", rows, class_="plain") if rows else None, more)
 
 
 def render_progress(

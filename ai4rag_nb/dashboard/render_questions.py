@@ -98,7 +98,7 @@ def _question_head(
     inner = element("a", text, href=f"#{question_anchor(state, question_id)}") if link else text
     return element("th", inner, scope="row", dir="auto", title=f"id {question_id}")
 
-# %% ../../nbs/06_dashboard/08_render_questions.ipynb #c024ded4
+# %% ../../nbs/06_dashboard/08_render_questions.ipynb #5a60b6f2
 def render_question_table(
     state: DashboardState,  # what to show
     order: str = "benchmark",  # "benchmark", "hardest" or "disagreement"
@@ -138,7 +138,7 @@ def render_question_table(
         element("tbody", body),
         class_="grid heat",
     )
-    return join(scrolling("Scores by question and pattern", table, tall=True), note)
+    return join(scrolling("Scores by question and pattern", table, tall=len(body) > 15), note)
 
 # %% ../../nbs/06_dashboard/08_render_questions.ipynb #1b5b7370
 def gold_text(

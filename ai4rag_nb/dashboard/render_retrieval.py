@@ -17,14 +17,15 @@ from .safe_html import Html, element, escape, join, shorten
 from .state import DashboardState
 from ..foundations.texts import find_occurrences
 
-# %% ../../nbs/06_dashboard/09_render_retrieval.ipynb #8f5e0046
+# %% ../../nbs/06_dashboard/09_render_retrieval.ipynb #cfa4bc34
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _LITTLE_WORDS = frozenset(
     re.findall(
         r"\w+",
-        "a an and are as at be been by can could did do does for from had has have he how i if in into is it its may "
-        "more most must no not of on one or shall she should so such than that the their them then there these they "
-        "this to was we were what when where which who whom whose why will with would you your",
+        "a an and are as at be been by can could did do does for from had has have how i if in into "
+        "is it its may more most must no not of on one or shall she should so such than that the "
+        "their them then there these they this to was we were what when where which who whom whose "
+        "why will with would you your",
     )
 )
 

@@ -84,7 +84,7 @@ def tie_sentence(
         named.append(f"{tie.get('name')} (difference {format_score(number(tie.get('difference')))}{bounds})")
     return f"As good as far as these questions can tell: {'; '.join(named)}. Take the cheapest of them."
 
-# %% ../../nbs/06_dashboard/12_report.ipynb #1d875e07
+# %% ../../nbs/06_dashboard/12_report.ipynb #57fdfbf0
 def _sureness(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
@@ -97,11 +97,10 @@ def _sureness(
     if held_out is not None:
         sentences.append(f"On questions that the search never saw, its {name} is {score_sentence(held_out)}.")
     if score is not None:
-        chosen_by = "the questions that chose it" if held_out is not None else "the questions of the search"
-        sentences.append(f"On {chosen_by} it is {score_sentence(score)}.")
+        sentences.append(f"On the questions of the search its {name} is {score_sentence(score)}.")
     if held_out is None:
         sentences.append(
-            "No questions were held out, so expect somewhat less on new ones: the best of many is partly luck."
+            "No questions were held out; expect somewhat less on new ones: the best of many is partly luck."
         )
     counts = [
         count
@@ -115,7 +114,7 @@ def _sureness(
 
 def render_answer(
     state: DashboardState,  # the run
-    told: ReportFacts = ReportFacts(),  # noqa: B008  # what comes from outside the events; frozen
+    told: ReportFacts = ReportFacts(),  # what comes from outside the events; frozen
 ) -> Html:  # the first thing in the report
     """Say what is best and how sure that is."""
     best = best_trial(state)
@@ -176,7 +175,7 @@ def render_metrics(
     table = element("table", element("thead", head), element("tbody", rows), class_="grid wide")
     return scrolling("Metrics of the best configuration", table)
 
-# %% ../../nbs/06_dashboard/12_report.ipynb #bcd8e5f4
+# %% ../../nbs/06_dashboard/12_report.ipynb #b0849661
 def failure_counts(
     state: DashboardState,  # the run
 ) -> dict[str, tuple[int, list[str]]]:  # reason -> how many questions were lost, and under which patterns
@@ -214,12 +213,12 @@ def render_failures(
         element(
             "li",
             tag("✕ lost", "bad"),
-            f" {count} answers of {shorten(', '.join(names), 120)}: ",
+            f" {count} answer{'s' if count > 1 else ''} of {shorten(', '.join(names), 120)}: ",
             shorten(reason, 500),
         )
         for reason, (count, names) in lost.items()
     ]
-    return element("ul", trials, questions, style="list-style:none;padding:0;margin:0")
+    return element("ul", trials, questions, class_="plain")
 
 # %% ../../nbs/06_dashboard/12_report.ipynb #5995b7a8
 def example_question(
@@ -262,7 +261,7 @@ def render_run(
         render_messages(state, limit=20),
     )
 
-# %% ../../nbs/06_dashboard/12_report.ipynb #5fdf38c6
+# %% ../../nbs/06_dashboard/12_report.ipynb #7357cd13
 def _sections(
     state: DashboardState,  # the run
     told: ReportFacts,  # what comes from outside the events
@@ -294,7 +293,7 @@ def _sections(
 
 def report_html(
     state: DashboardState,  # the run
-    told: ReportFacts = ReportFacts(),  # noqa: B008  # what comes from outside the events; frozen
+    told: ReportFacts = ReportFacts(),  # what comes from outside the events; frozen
     title: str | None = None,  # the heading; the run's name without it
     written_out: int = 200,  # how many questions are written out at most
 ) -> Html:  # a whole HTML document
