@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['check_distinct', 'BenchmarkReport', 'check_document_keys', 'document_texts', 'make_report', 'BenchmarkData']
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #d93d0848
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #961f0730
 def check_distinct(
     records: Sequence[BenchmarkRecord],  # the records of a benchmark
 ) -> list[str]:  # the questions that are asked more than once with different answers
@@ -39,7 +39,8 @@ def check_distinct(
         if first == number:
             continue
         other = records[first - 1]
-        same = (record.correct_answers, record.document_keys) == (other.correct_answers, other.document_keys)
+        expected = (record.correct_answers, record.document_keys)
+        same = any(expected) and expected == (other.correct_answers, other.document_keys)
         if same or record.question_id is None or other.question_id is None:
             raise BenchmarkError(
                 f"Records {first} and {number} ask the same question: '{record.question[:80]}'.",
@@ -110,7 +111,7 @@ def document_texts(
 
     return {document_id(document): document_text(document) for document in documents}
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #b16fea7b
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #3564f214
 def make_report(
     benchmark: _BenchmarkLists,  # the questions
     texts: Mapping[str, str],  # the text of every document by its name
@@ -131,7 +132,7 @@ def make_report(
     if unanswerable:
         notes.append(f"{unanswerable} questions have no answer in the documents and count for refusals only.")
     if repeated:
-        notes.append(f"{repeated} questions repeat the words of another one and expect other answers.")
+        notes.append(f"{repeated} questions repeat the words of another one.")
     if missing:
         notes.append(
             f"{len(missing)} of {total} passages of evidence stand in none of their documents; questions "

@@ -31,7 +31,7 @@ __all__ = ['MINIMUM_COVERAGE', 'merge_evaluation_results', 'question_values', 'm
            'apply_custom_metrics', 'default_evaluators', 'check_metrics', 'evaluate_answers', 'can_win',
            'constant_metrics']
 
-# %% ../../nbs/03_evaluation/12_overall_score.ipynb #b1bf45d0
+# %% ../../nbs/03_evaluation/12_overall_score.ipynb #77666677
 def merge_evaluation_results(
     results: Sequence[Mapping[str, Any]],  # results of several evaluators for the same questions
 ) -> dict[str, Any]:  # one result with all metrics; questions in the order of the first result
@@ -49,6 +49,10 @@ def merge_evaluation_results(
                 )
             metrics.append(dict(metric))
         names = [row["question_id"] for row in result["question_scores"]]
+        if len(set(names)) < len(names):
+            raise EvaluationError(
+                "Two answers have the same question id.", remedy="Give each question its own."
+            )
         if number and names != list(rows):
             raise EvaluationError("The results of the evaluators are about different questions.")
         for row in result["question_scores"]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 # %% auto #0
 __all__ = ['answer_words', 'WordCounter', 'TokenScores', 'token_overlap', 'best_overlap', 'letter_pairs']
 
-# %% ../../nbs/03_evaluation/05_token_scores.ipynb #16c82008
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# %% ../../nbs/03_evaluation/05_token_scores.ipynb #aae6759c
+_PUNCTUATION = string.punctuation.encode()
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ARTICLE_WORDS = frozenset({"a", "an", "the"})
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
@@ -26,7 +26,8 @@ def answer_words(
     text: str,  # any text
 ) -> list[str]:  # its normalised words, in order
     """Split a text into the words that are compared."""
-    plain = text.lower().translate(_NO_PUNCTUATION)
+    encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
+    plain = encoded.decode("utf-8", "surrogatepass")
     if plain.isascii() and not _CONTROL.search(plain):
         return [word for word in plain.split() if word not in _ARTICLE_WORDS]
     return _ARTICLES.sub(" ", plain).split()
