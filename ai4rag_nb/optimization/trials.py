@@ -20,7 +20,7 @@ from .search_space import SearchSpace
 # %% auto #0
 __all__ = ['Objective', 'OptimizerSettings', 'Trial', 'Trials', 'usable_score', 'read_known', 'SearchMemory', 'SearchProgress']
 
-# %% ../../nbs/04_optimization/03a_trials.ipynb #5eb829e7
+# %% ../../nbs/04_optimization/03a_trials.ipynb #fc24d315
 @dataclass(frozen=True)
 class OptimizerSettings:
     """Hold the settings that every optimizer has."""
@@ -30,15 +30,12 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work."""
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if part.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
-                raise InputError(f"{part.name}={value!r} is not a whole number.", remedy="Give one.")
-            if part.name != "random_state" and value < self.smallest.get(part.name, 1):
-                remedy = f"Give at least {self.smallest.get(part.name, 1)}."
-                raise InputError(f"{part.name}={value!r} is too small.", remedy=remedy)
-
-    smallest: ClassVar[dict[str, int]] = {}  # the smallest value of a setting, where it is not 1
+        for name in (part.name for part in fields(self) if part.type == "int"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InputError(f"{name}={value!r} is not a whole number.", remedy="Give one.")
+            if value < 1 and name != "random_state":
+                raise InputError(f"{name}={value} is too small.", remedy="Give at least 1.")
 
 # %% ../../nbs/04_optimization/03a_trials.ipynb #cc7e4a64
 @dataclass(frozen=True)
