@@ -120,6 +120,8 @@ def test_a_missing_file_names_the_nearest_one(write: Callable[..., Path]) -> Non
         BenchmarkData.from_file(path.parent / "nowhere" / "x.json")
     with pytest.raises(BenchmarkError, match="cannot be read"):
         BenchmarkData.from_file(path.parent)
+    with pytest.raises(BenchmarkError, match="cannot be read"):
+        BenchmarkData.from_file("bench\x00mark.json")
 
 
 def test_unknown_endings_are_refused(write: Callable[..., Path]) -> None:
@@ -185,7 +187,7 @@ def test_the_same_questions_come_from_every_kind_of_file(ending: str, write: Cal
 def test_csv_cells_may_be_separated_texts_or_python_lists(write: Callable[..., Path]) -> None:
     header = "question;correct_answers;correct_answer_document_keys;answerable;evidence\r\n"
     rows = "Why?;so | thus;a.md|b.md;;\r\nHow?;['it''s', \"b\"];[\"a.md\"];yes;x\r\nWho?;;;no;\r\n"
-    path = write("\ufeff" + header + rows, "benchmark.csv")
+    path = write("\ufeff\r\n" + header + rows, "benchmark.csv")
     benchmark = BenchmarkData.from_file(path)
     assert benchmark.correct_answers == [["so", "thus"], ["its", "b"], []]
     assert benchmark.document_keys == [["a.md", "b.md"], ["a.md"], []]

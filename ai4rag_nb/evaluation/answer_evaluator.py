@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ai4rag_nb.evaluation.evaluation_data import EvaluationData
 
 # %% auto #0
-__all__ = ['refusal_value', 'AnswerEvaluator']
+__all__ = ['refusal_value', 'answer_value', 'AnswerEvaluator']
 
 # %% ../../nbs/03_evaluation/11_answer_evaluator.ipynb #15af91cb
 def refusal_value(
@@ -42,7 +42,26 @@ def refusal_value(
         return Unscored(data.error or "no answer was given")
     return float(data.refused)
 
-# %% ../../nbs/03_evaluation/11_answer_evaluator.ipynb #491ea18e
+# %% ../../nbs/03_evaluation/11_answer_evaluator.ipynb #7d617450
+def answer_value(
+    counter: WordCounter,  # remembers words
+    pairs: WordCounter,  # remembers pairs of letters
+    metric: RAGMetric,  # a metric of the answer
+    data: EvaluationData,  # one answered question
+) -> Value:  # its score, or why there is none
+    """Score one answer by one metric."""
+    if metric in (Metrics.RIGHT_REFUSAL, Metrics.WRONG_REFUSAL):
+        return refusal_value(metric, data)
+    unscored = why_unscored(data)
+    if unscored is not None:
+        return unscored
+    answer = effective_answer(data)
+    if metric == Metrics.ANSWER_WORDS:
+        return float(counter.counts(answer)[1])
+    chosen = counter if metric == Metrics.TOKEN_F1 else pairs
+    return best_overlap(chosen, answer, data.ground_truths).f1
+
+# %% ../../nbs/03_evaluation/11_answer_evaluator.ipynb #43d11ab1
 @dataclass(frozen=True)
 class AnswerEvaluator(BaseEvaluator):
     """Compute token F1, character F1, answer length and the two rates of refusals."""
@@ -65,25 +84,7 @@ class AnswerEvaluator(BaseEvaluator):
     ) -> dict[str, Any]:  # "metrics" and "question_scores"
         """Compute the selected metrics for every question, with intervals."""
         columns = {
-            metric: [_value(self, metric, data) for data in evaluation_data]
+            metric: [answer_value(self.counter, self.pairs, metric, data) for data in evaluation_data]
             for metric in self.selected(metrics)
         }
         return build_result([data.question_id for data in evaluation_data], columns)
-
-
-def _value(
-    evaluator: AnswerEvaluator,  # remembers words
-    metric: RAGMetric,  # a metric of the answer
-    data: EvaluationData,  # one answered question
-) -> Value:  # its score, or why there is none
-    """Score one answer by one metric."""
-    if metric in (Metrics.RIGHT_REFUSAL, Metrics.WRONG_REFUSAL):
-        return refusal_value(metric, data)
-    unscored = why_unscored(data)
-    if unscored is not None:
-        return unscored
-    answer = effective_answer(data)
-    if metric == Metrics.ANSWER_WORDS:
-        return float(evaluator.counter.counts(answer)[1])
-    counter = evaluator.counter if metric == Metrics.TOKEN_F1 else evaluator.pairs
-    return best_overlap(counter, answer, data.ground_truths).f1

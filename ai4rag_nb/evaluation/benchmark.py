@@ -73,7 +73,7 @@ class BenchmarkReport:
         ]
         return "\n".join(lines)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #99f33478
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #08fd91ec
 def check_document_keys(
     questions_ids: Sequence[str],  # the names of the questions
     document_keys: Sequence[Sequence[str]],  # for each question, the documents that hold its answer
@@ -111,7 +111,7 @@ def document_texts(
 
     return {document_id(document): document_text(document) for document in documents}
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #3564f214
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #3f4abe33
 def make_report(
     benchmark: _BenchmarkLists,  # the questions
     texts: Mapping[str, str],  # the text of every document by its name
@@ -145,7 +145,7 @@ def make_report(
         len(benchmark), unanswerable, len(texts), len(asked), found, missing, located, notes
     )
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #552b24bc
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #e0c5462d
 def _fill(
     benchmark: _BenchmarkLists,  # to be completed while it is made
     records: Sequence[BenchmarkRecord],  # its content, checked
@@ -169,7 +169,7 @@ def _fill(
     for name, value in values.items():
         object.__setattr__(benchmark, name, value)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #96c1b373
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #10980a9f
 @dataclass(frozen=True)
 class _BenchmarkLists:
     """Hold the parallel lists of a benchmark."""
@@ -178,9 +178,7 @@ class _BenchmarkLists:
     correct_answers: list[list[str]]  # for each question, the answers that count as correct
     document_keys: list[list[str]]  # for each question, the documents that hold the answer
     questions_ids: list[str] = field(default_factory=list)  # their names; "q0", "q1", ... where left out
-    evidence: list[list[str]] = field(
-        default_factory=list
-    )  # for each question, passages that hold the answer
+    evidence: list[list[str]] = field(default_factory=list)  # for each question, passages with the answer
     answerable: list[bool] = field(default_factory=list)  # false where the documents do not answer
 
     def __post_init__(self) -> None:
@@ -197,12 +195,8 @@ class _BenchmarkLists:
         for name, values in columns.items():
             if len(values) != count:
                 raise BenchmarkError(f"There are {count} questions, but {len(values)} values of '{name}'.")
-        _fill(
-            self,
-            parse_records(
-                [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-            ),
-        )
+        rows = zip(*columns.values(), strict=True)
+        _fill(self, parse_records([dict(zip(columns, row, strict=True)) for row in rows]))
 
     def __len__(self) -> int:
         """Count the questions."""
@@ -248,7 +242,7 @@ class _ReadableBenchmark(_BenchmarkLists):
         """Make a benchmark from a list of records."""
         return cls(**_columns(parse_records(records)))
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #07e9a59f
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #dd6cff02
 @dataclass(frozen=True)
 class BenchmarkData(_ReadableBenchmark):
     """Hold questions with their answers, documents and evidence."""
@@ -281,16 +275,12 @@ class BenchmarkData(_ReadableBenchmark):
         """Compare the benchmark with the documents; raise `BenchmarkError` when it names unknown ones."""
         report = make_report(self, document_texts(documents))
         if strict and report.evidence_missing:
-            listed = "\n".join(
-                f"{identifier}: '{text[:80]}'" for identifier, text in report.evidence_missing[:5]
-            )
-            count = len(report.evidence_missing)
-            raise BenchmarkError(
-                f"{count} passages of evidence stand in none of their documents, first:\n{listed}"
-            )
+            listed = "\n".join(f"{name}: '{text[:80]}'" for name, text in report.evidence_missing[:5])
+            what = f"{len(report.evidence_missing)} passages of evidence stand in none of their documents"
+            raise BenchmarkError(f"{what}, first:\n{listed}")
         return report
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #15de1234
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #ef2fb585
 def _keep(
     benchmark: BenchmarkData,  # all questions
     ids: Sequence[str],  # names of the questions to keep

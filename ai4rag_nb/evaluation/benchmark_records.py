@@ -83,7 +83,7 @@ def parse_text(
         raise BenchmarkError(f"'{column}' holds an empty text.")
     return text.strip()
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #faf95d5f
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #8fb7b623
 def parse_texts(
     value: Any,  # what the record holds
     column: str,  # its column, for the message
@@ -123,7 +123,7 @@ def parse_answerable(
         return False
     raise BenchmarkError(f"'answerable' holds {value!r}. Write true or false.")
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #a6718f0a
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #d1378308
 def parse_record(
     record: Mapping[str, Any],  # one record of a file or a table
     separator: str | None = None,  # splits cells of a table; None: lists have to be lists
@@ -152,7 +152,7 @@ def parse_record(
         answerable=answerable,
     )
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #69cdd437
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #bbd6e266
 def _check_columns(
     records: Sequence[Mapping[str, Any]],  # the records as they were read
 ) -> None:
@@ -176,7 +176,7 @@ def _check_columns(
             remedy=hints or f"A benchmark needs the columns {', '.join(REQUIRED_COLUMNS)}.",
         )
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #48979b37
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #6f8128bd
 def parse_records(
     records: Sequence[Mapping[str, Any]],  # the records as they were read
     separator: str | None = None,  # splits cells of a table; None: lists have to be lists
@@ -206,7 +206,7 @@ def parse_records(
         )
     return parsed
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #88ba935b
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #b6f972e4
 def _read_json(
     text: str,  # the content of the file
 ) -> list[Any]:  # its records
@@ -235,6 +235,7 @@ def _read_table(
     text: str,  # the content of the file
 ) -> list[Any]:  # its records; every value is a text
     """Read rows under a header; commas, semicolons or tabs part the cells."""
+    text = text.lstrip("\r\n")
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)
     rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
@@ -243,7 +244,7 @@ def _read_table(
             raise BenchmarkError(f"row {number} has another number of cells than the header.")
     return [{name.strip(): value for name, value in row.items()} for row in rows]
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #534b802b
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #be2d4560
 def read_benchmark_text(
     path: Path,  # the file to read
 ) -> str:  # its content
@@ -255,9 +256,9 @@ def read_benchmark_text(
         raise BenchmarkError(
             f"There is no benchmark file '{path}'.", remedy=suggestion(path.name, names) or "Check the path."
         ) from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise BenchmarkError(
-            f"The benchmark file '{path}' cannot be read ({error.strerror}).",
+            f"The benchmark file '{path}' cannot be read ({getattr(error, 'strerror', None) or error}).",
             remedy="Give a readable JSON, JSONL or CSV file.",
         ) from error
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"

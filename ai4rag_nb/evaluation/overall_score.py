@@ -31,7 +31,7 @@ __all__ = ['MINIMUM_COVERAGE', 'merge_evaluation_results', 'question_values', 'm
            'apply_custom_metrics', 'default_evaluators', 'check_metrics', 'evaluate_answers', 'can_win',
            'constant_metrics']
 
-# %% ../../nbs/03_evaluation/12_overall_score.ipynb #77666677
+# %% ../../nbs/03_evaluation/12_overall_score.ipynb #5aced006
 def merge_evaluation_results(
     results: Sequence[Mapping[str, Any]],  # results of several evaluators for the same questions
 ) -> dict[str, Any]:  # one result with all metrics; questions in the order of the first result
@@ -95,21 +95,16 @@ def _is(
     """Tell whether an entry is about a metric."""
     return entry["name"] == metric.name and entry["evaluator"] == metric.evaluator
 
-# %% ../../nbs/03_evaluation/12_overall_score.ipynb #97f87fa9
+# %% ../../nbs/03_evaluation/12_overall_score.ipynb #4d176b06
 def overall_values(
     merged: Mapping[str, Any],  # the results of all evaluators
     metrics: Sequence[RAGMetric],  # the metrics that the run has selected
 ) -> list[Value]:  # the overall score of each question, or why there is none
     """Average the selected metrics of each question."""
-    parts = [
-        metric
-        for metric in dict.fromkeys(metrics)
-        if metric != Metrics.OVERALL_SCORE and not metric.is_outcome
-    ]
+    others = [metric for metric in dict.fromkeys(metrics) if metric != Metrics.OVERALL_SCORE]
+    parts = [metric for metric in others if not metric.is_outcome]
     if not parts:
-        raise InputError(
-            "The overall score needs at least one other metric.", remedy="Select, for instance, token_f1."
-        )
+        raise InputError("The overall score needs at least one other metric.", remedy="Select token_f1, say.")
     values: list[Value] = []
     for row in merged["question_scores"]:
         entries = [next((entry for entry in row["metrics"] if _is(entry, part)), None) for part in parts]
@@ -119,14 +114,13 @@ def overall_values(
             if entry is None or entry["value"] is None
         ]
         if reasons:
-            values.append(
-                Unscored(next((reason for reason in reasons if reason not in NOT_APPLICABLE), reasons[0]))
-            )
+            faults = [reason for reason in reasons if reason not in NOT_APPLICABLE]
+            values.append(Unscored((faults or reasons)[0]))
         else:
             values.append(sum(entry["value"] for entry in entries if entry) / len(parts))
     return values
 
-
+# %% ../../nbs/03_evaluation/12_overall_score.ipynb #d6ac3c1a
 def apply_custom_metrics(
     merged: Mapping[str, Any],  # the results of all evaluators
     metrics: Sequence[RAGMetric],  # the metrics that the run has selected
@@ -138,7 +132,7 @@ def apply_custom_metrics(
     overall = build_result(names, {Metrics.OVERALL_SCORE: overall_values(merged, metrics)})
     return merge_evaluation_results([merged, overall])
 
-# %% ../../nbs/03_evaluation/12_overall_score.ipynb #80f9c304
+# %% ../../nbs/03_evaluation/12_overall_score.ipynb #a51af7eb
 def default_evaluators() -> tuple[BaseEvaluator, ...]:
     """Make the evaluators that need no model."""
     return UnitxtEvaluator(), RetrievalEvaluator(), AnswerEvaluator()

@@ -52,41 +52,31 @@ def question_clusters(
         groups.setdefault(leader(number), []).append(number)
     return list(groups.values())
 
-# %% ../../nbs/03_evaluation/13_split.ipynb #ea2ed6c6
+# %% ../../nbs/03_evaluation/13_split.ipynb #4724d8ad
 LEAST_QUESTIONS = 20
 LEAST_DOCUMENTS = 10
+_FLATTERED = "The scores of the best configuration flatter it."
 
-
+# %% ../../nbs/03_evaluation/13_split.ipynb #85e11fe5
 def split_benchmark(
     benchmark: BenchmarkData,  # the questions
     test_share: float = 0.3,  # of the questions; 0 holds nothing out
     seed: int = 64,  # of the shuffle
-) -> tuple[
-    list[str], list[str], str
-]:  # ids of the tuning part, ids of the test part, and a note for the reader
+) -> tuple[list[str], list[str], str]:  # ids of the tuning part and of the test part, and a note
     """Split the questions by document into a tuning and a test part."""
     if not 0 <= test_share < 1:
-        raise InputError(
-            f"The test share {test_share} is not between 0 and 1.", remedy="Use 0.3, or 0 for no split."
-        )
+        message = f"The test share {test_share} is not between 0 and 1."
+        raise InputError(message, remedy="Use 0.3, or 0 for no split.")
     ids, documents = list(benchmark.questions_ids), {key for keys in benchmark.document_keys for key in keys}
     if not test_share:
-        return ids, [], "No questions are held out: the scores of the best configuration flatter it."
+        return ids, [], f"No questions are held out. {_FLATTERED}"
     if len(ids) < LEAST_QUESTIONS or len(documents) < LEAST_DOCUMENTS:
         needed = f"{LEAST_QUESTIONS} questions about {LEAST_DOCUMENTS} documents"
         reason = f"that takes {needed}, and there are {len(ids)} about {len(documents)}"
-        return (
-            ids,
-            [],
-            f"No questions are held out: {reason}. The scores of the best configuration flatter it.",
-        )
+        return ids, [], f"No questions are held out: {reason}. {_FLATTERED}"
     test = _choose(question_clusters(benchmark.document_keys), test_share * len(ids), seed)
     if not test:
-        return (
-            ids,
-            [],
-            "No questions are held out: the questions share so many documents that they cannot be parted.",
-        )
+        return ids, [], f"No questions are held out: their shared documents tie them together. {_FLATTERED}"
     held_out = {key for number in test for key in benchmark.document_keys[number]}
     return (
         [name for number, name in enumerate(ids) if number not in test],
