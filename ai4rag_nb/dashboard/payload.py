@@ -60,7 +60,7 @@ def read_score(
         description=str(entry.get("description") or ""),
     )
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #0a45b33e
+# %% ../../nbs/06_dashboard/01_payload.ipynb #34e542d3
 def read_scores(
     payload: Mapping[str, Any],  # the payload of a finished pattern
 ) -> tuple[Score, ...]:  # its metrics in their order
@@ -84,10 +84,9 @@ def optimized_metric(
 ) -> str:  # the metric's key or name; "" when the payload doesn't say
     """Read which metric the search maximises."""
     evaluation = payload.get("evaluation") or {}
-    named = evaluation.get("optimization_metric") or payload.get("optimization_metric") or ""
-    if isinstance(named, Mapping):
-        named = f"{named.get('evaluator', '')}:{named.get('name', '')}".lstrip(":")
-    return str(named)
+    flagged = (entry for entry in evaluation.get("metrics") or () if entry.get("optimization_metric"))
+    named = evaluation.get("optimization_metric") or next(flagged, "")
+    return read_score(named).key if isinstance(named, Mapping) else str(named)
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #a0666f18
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _texts(
         return ()
     return (value,) if isinstance(value, str) else tuple(map(str, value))
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #0bd4b6aa
+# %% ../../nbs/06_dashboard/01_payload.ipynb #73f7ac05
 def _row_hits(
     row: Mapping[str, Any],  # one entry of evaluation_results
 ) -> tuple[Hit, ...]:  # its chunks in rank order
@@ -158,6 +157,16 @@ def _row_hits(
     return tuple(map(read_hit, entries))
 
 
+def _row_seconds(
+    row: Mapping[str, Any],  # one entry of evaluation_results
+) -> float | None:  # how long the answer took in all
+    """Read the time of an answer, in one number or by stage."""
+    timings = row.get("timings") or {}
+    stages = [seconds for value in timings.values() if (seconds := number(value)) is not None]
+    total = number(row.get("seconds", timings.get("total")))
+    return total if total is not None or not stages else sum(stages)
+
+# %% ../../nbs/06_dashboard/01_payload.ipynb #2d10719b
 def read_answer(
     row: Mapping[str, Any],  # one entry of evaluation_results
     position: int,  # its place, which names a question without an id
@@ -172,7 +181,7 @@ def read_answer(
         text=None if row.get("answer") is None else str(row["answer"]),
         scores={metric.key: metric.mean for metric in metrics},
         hits=_row_hits(row),
-        seconds=number(row.get("seconds")),
+        seconds=_row_seconds(row),
         error=str(row.get("error") or ""),
         refused=bool(row.get("refused")),
     )

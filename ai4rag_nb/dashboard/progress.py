@@ -107,7 +107,7 @@ class _LineBar:
         """Write the last line."""
         self._write(self._line(), not self._inner)
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #eeae1012
+# %% ../../nbs/06_dashboard/02_progress.ipynb #8ecab8a2
 class _Bars:
     """Keep the bars of the phases that are going on."""
 
@@ -127,34 +127,42 @@ class _Bars:
         """Write one line, when it is forced or the last one is old."""
         if force or self._clock() - self._last >= self._every:
             self._last = self._clock()
-            self.stream.write(line + "\n")
-            self.stream.flush()
+            print(line, file=self.stream, flush=True)
 
     def start(self, event: PhaseStarted) -> None:
         """Open the bar of a phase."""
-        self.finish((event.step, event.label))
+        self.finish((str(event.step), event.label))
         inner = bool(self.open)
         bar = (
             _LineBar(self.write, event, inner)
             if self.mode == "lines"
             else _make_bar(self.box, self.stream, event, inner)
         )
-        self.open[(event.step, event.label)] = bar
-
-    def advance(self, key: tuple[str, str], done: int) -> None:
-        """Move a bar forward."""
-        bar = self.open.get(key)
-        if bar is not None and done > bar.n:
-            bar.update(done - bar.n)
+        self.open[(str(event.step), event.label)] = bar
 
     def finish(self, key: tuple[str, str]) -> None:
         """Close a bar."""
         bar = self.open.pop(key, None)
-        if bar is None:
-            return
-        if self.box is not None and not bar.leave:
+        if self.box is not None and bar is not None and not bar.leave:
             self.box.children = tuple(child for child in self.box.children if child is not bar.container)
-        bar.close()
+        if bar is not None:
+            bar.close()
+
+# %% ../../nbs/06_dashboard/02_progress.ipynb #87d8a817
+def _take_phase(
+    bars: _Bars,  # the open bars
+    event: PhaseStarted | PhaseAdvanced | PhaseFinished,  # what happened to a phase
+) -> None:
+    """Open, move or close the bar of a phase."""
+    key = (str(event.step), event.label)
+    if isinstance(event, PhaseStarted):
+        bars.start(event)
+        return
+    bar = bars.open.get(key)
+    if bar is not None and event.done > bar.n:
+        bar.update(event.done - bar.n)
+    if isinstance(event, PhaseFinished):
+        bars.finish(key)
 
 # %% ../../nbs/06_dashboard/02_progress.ipynb #0b1e8ff5
 def _say(
@@ -211,7 +219,31 @@ class _TrialTally:
         failed = f"{self.failed} failed" if self.failed else ""
         return ", ".join(part for part in (best, failed) if part)
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #c8ebd34e
+# %% ../../nbs/06_dashboard/02_progress.ipynb #a3e26f75
+def _close(
+    bars: _Bars,  # the open bars
+) -> None:
+    """Close all bars, the inner ones first."""
+    for key in reversed(list(bars.open)):
+        bars.finish(key)
+
+
+def _take(
+    bars: _Bars,  # the open bars
+    tally: _TrialTally,  # the trials so far
+    event: Event,  # any event
+) -> None:
+    """Let an event move the bars."""
+    if isinstance(event, (PhaseStarted, PhaseAdvanced, PhaseFinished)):
+        _take_phase(bars, event)
+    elif isinstance(event, (TrialFinished, TrialFailed)):
+        _annotate(bars, tally.add(event))
+    elif isinstance(event, StatusChanged) and event.level in (LogLevel.WARNING, LogLevel.ERROR):
+        _say(bars, f"{event.level.value}: {shorten(event.message, 300)}")
+    elif isinstance(event, RunFinished):
+        _close(bars)
+
+# %% ../../nbs/06_dashboard/02_progress.ipynb #03f4cde2
 class ProgressBars(BaseEventHandler):
     """Show one bar for each phase that is going on."""
 
@@ -240,22 +272,10 @@ class ProgressBars(BaseEventHandler):
         if self.mode == "silent":
             return
         with self._lock:
-            if isinstance(event, PhaseStarted):
-                self.show()
-                self._bars.start(event)
-            elif isinstance(event, (PhaseAdvanced, PhaseFinished)):
-                self._bars.advance((event.step, event.label), event.done)
-                if isinstance(event, PhaseFinished):
-                    self._bars.finish((event.step, event.label))
-            elif isinstance(event, (TrialFinished, TrialFailed)):
-                _annotate(self._bars, self._tally.add(event))
-            elif isinstance(event, StatusChanged) and event.level in (LogLevel.WARNING, LogLevel.ERROR):
-                _say(self._bars, f"{event.level.value}: {shorten(event.message, 300)}")
-            elif isinstance(event, RunFinished):
-                self.close()
+            self.show()
+            _take(self._bars, self._tally, event)
 
     def close(self) -> None:
         """Close all bars."""
         with self._lock:
-            for key in reversed(list(self._bars.open)):
-                self._bars.finish(key)
+            _close(self._bars)
