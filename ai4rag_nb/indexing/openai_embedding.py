@@ -33,9 +33,9 @@ from .tokens import CharacterCounter, TokenCounter
 # %% auto #0
 __all__ = ['MOST_TEXTS', 'ServiceKnowledge', 'split_into_batches', 'vectors_in_order', 'checked_parameters',
            'OpenAIEmbeddingModel', 'ask_for_vectors', 'learn_from_answer', 'failed_request', 'halve', 'encoded_batches',
-           'listed_window', 'try_size', 'discovered_window']
+           'listed_window', 'try_size', 'try_single_text', 'discovered_window']
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #89cdfe61
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #a5dd662d
 MOST_TEXTS = 1024  # in one request
 _MOST_CHARACTERS = 400_000  # in one request: about 100,000 tokens, well below what services take at once
 
@@ -48,6 +48,7 @@ class ServiceKnowledge:
     proven: bool = False  # whether a request has succeeded yet
     dimension: int | None = None  # length of the vectors
     window: int | None = None  # tokens of one text
+    pairs: bool = True  # whether a size is tried with two texts at once
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
 
 
@@ -281,7 +282,7 @@ def encoded_batches(
         known.most_texts = limit_before
         raise failure from None
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #c17e7ca1
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #7d70e495
 def listed_window(
     model: OpenAIEmbeddingModel,  # whose window is wanted
 ) -> int | None:  # tokens, if the service lists them
@@ -303,16 +304,17 @@ def try_size(
     model: OpenAIEmbeddingModel,  # whose window is wanted
     size: int,  # tokens
 ) -> Trial:  # what was found
-    """Send two texts of a size that differ at the end, and see whether the end was read."""
-    texts = trial_texts(size)
-    if model.known.most_texts < len(texts):
-        texts = texts[:1]
+    """Send texts of a size that differ at the end, and see whether the end was read."""
+    known = model.known
+    texts = trial_texts(size)[: 2 if known.pairs and known.most_texts > 1 else 1]
     try:
         vectors, tokens = ask_for_vectors(model, texts)
     except ServiceError as error:
         if error.kind != "refused":
             raise failed_request(model, [], error) from None
         named = window_in_refusal(error.message)
+        if named is None and len(texts) == 2:
+            return try_single_text(model, size)
         return Trial(fits=False, window=named if named is not None and named < size else None)
     learn_from_answer(model, vectors, tokens)
     if len(texts) == 2 and np.allclose(
@@ -321,6 +323,18 @@ def try_size(
         each = tokens // 2
         return Trial(fits=False, window=each if SMALLEST_WINDOW <= each < size * 3 // 4 else None)
     return Trial(fits=True)
+
+
+def try_single_text(
+    model: OpenAIEmbeddingModel,  # whose window is wanted
+    size: int,  # tokens; two texts of this size were refused
+) -> Trial:  # what was found
+    """Go on with single texts, because two at once may be what was refused."""
+    model.known.pairs = False
+    trial = try_size(model, size)
+    if trial.fits:
+        model.known.most_texts = 1
+    return trial
 
 
 def discovered_window(

@@ -84,7 +84,7 @@ def token_usage(
     read, written = (count if isinstance(count, int) else None for count in counts)
     return read, written
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #14dc78d6
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #0bcd35a4
 @dataclass
 class AcceptedFields:
     """Hold what a service accepts, as learned from its refusals."""
@@ -106,17 +106,16 @@ class AcceptedFields:
         self,
         message: str,  # the service's refusal
         sent: Mapping[str, Any],  # the fields that were refused
-    ) -> bool:  # whether another try makes sense
+    ) -> bool:  # whether another try makes sense, also after another thread's lesson
         """Take a refusal as a lesson when it names a field that was sent."""
         with self.lock:
-            before = (self.limit_name, self.temperature)
             if "max_completion_tokens" in message and "max_completion_tokens" in sent:
                 self.limit_name = "max_tokens"
             elif "max_tokens" in message and "max_tokens" in sent:
                 self.limit_name = "max_completion_tokens"
             if "temperature" in message and "temperature" in sent:
                 self.temperature = False
-            return before != (self.limit_name, self.temperature)
+            return self.limit_name not in sent or ("temperature" in sent and not self.temperature)
 
 # %% ../../nbs/02_querying/02_openai_generation.ipynb #6fa7f4ca
 @dataclass(frozen=True)
