@@ -185,13 +185,13 @@ def plan(
         state = [name for name, place in places.items() if place in keep]
     return tuple(levels)
 
-# %% ../../nbs/04_optimization/01a_numbering.ipynb #9d980690
+# %% ../../nbs/04_optimization/01a_numbering.ipynb #15da05fd
 @dataclass(frozen=True)
 class Numbering:
     """Number the combinations that the levels allow, from 0 in the order of the lists."""
 
     levels: tuple[Level, ...]  # the plan of the space
-    limit: int = 20_000_000  # how many choices may be looked at before a space is refused
+    limit: int = 5_000_000  # how many choices may be looked at before a space is refused
     counts: list[dict[State, int]] = field(default_factory=list, repr=False)  # completions by level and state
     looked_at: list[int] = field(default_factory=lambda: [0], repr=False)  # how many choices were looked at
 

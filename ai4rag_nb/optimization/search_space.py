@@ -226,7 +226,7 @@ class IndexedSpace(CanonicalSpace):
         except SearchSpaceError:
             return False
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #5b6b6442
+# %% ../../nbs/04_optimization/02_search_space.ipynb #417690c0
 @dataclass(frozen=True, eq=False, repr=False)
 class SearchSpace(IndexedSpace):
     """Hold the parameters and rules of a search, and every allowed configuration by number."""
@@ -254,7 +254,9 @@ class SearchSpace(IndexedSpace):
 
     def __repr__(self) -> str:
         """Return one line."""
-        return f"{type(self).__name__}: {self.combinations} combinations of {len(self.parameters)} parameters"
+        sizes = ((self.combinations, "combination"), (len(self.parameters), "parameter"))
+        counted = [f"{size} {noun}{'' if size == 1 else 's'}" for size, noun in sizes]
+        return f"{type(self).__name__}: {' of '.join(counted)}"
 
     def __str__(self) -> str:
         """Return one line for each parameter."""

@@ -1,0 +1,451 @@
+"""One contract for every optimizer, and what the additive model owes beyond it."""
+
+import itertools
+import random
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ai4rag_nb.foundations.errors import (
+    FailedIterationError,
+    InputError,
+    NotAvailableError,
+    SearchSpaceError,
+    StoppedError,
+)
+from ai4rag_nb.optimization import gam_optimizer
+from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer, GAMOptSettings, level_codes, level_counts
+from ai4rag_nb.optimization.optimizer import BaseOptimizer, get_optimizer, optimizer_class, register_optimizer
+from ai4rag_nb.optimization.parameters import Parameter, Rule
+from ai4rag_nb.optimization.rag_space import AI4RAGSearchSpace
+from ai4rag_nb.optimization.random_optimizer import RandomOptimizer, RandomOptSettings
+from ai4rag_nb.optimization.search_space import SearchSpace
+from ai4rag_nb.optimization.trials import OptimizerSettings
+
+
+class Stubborn(BaseOptimizer):
+    """An optimizer that always wants the same points, to show what the base sees to."""
+
+    def propose(self, n: int) -> list[int]:
+        last = self.search_space.combinations - 1
+        return [min(3, last), min(3, last), 0]
+
+
+class TwoAtOnce(GAMOptimizer):
+    """The additive model with two evaluations between two fits, and a short random phase."""
+
+    class Settings(GAMOptSettings):
+        """Defaults of the variant."""
+
+        def __init__(self, **values: Any) -> None:
+            super().__init__(**{"n_random_nodes": 2, "evals_per_trial": 3, **values})
+
+    settings_class: ClassVar[type[OptimizerSettings]] = Settings
+
+
+SPACE = AI4RAGSearchSpace()
+SMALL = SearchSpace(
+    [
+        Parameter("method", "C", ["a", "b"]),
+        Parameter("size", "I", [1, 2, 3]),
+        Parameter("weight", "R", [0.1, 0.5], condition={"method": ["b"]}),
+    ],
+    [Rule(lambda method, size: (method, size) != ("a", 3), "a is never 3")],
+)
+
+
+def score_of(configuration: Mapping[str, Any]) -> float:
+    """Score a configuration of any space, repeatably and with interactions."""
+    generator = random.Random(repr(sorted((name, str(value)) for name, value in configuration.items())))
+    main = sum(len(str(value)) / (3 + len(name)) for name, value in configuration.items())
+    return main + generator.random() / 4
+
+
+def often_failing(configuration: Mapping[str, Any]) -> float | None:
+    """Fail for a third of the configurations, in all the ways an objective can fail."""
+    score = score_of(configuration)
+    kind = int(score * 1_000) % 12
+    if kind == 0:
+        raise FailedIterationError("the store is away")
+    if kind == 1:
+        raise RuntimeError("unforeseen")
+    return {2: None, 3: float("nan")}.get(kind, score)
+
+
+def run(optimizer: BaseOptimizer, objective: Any = score_of) -> list[dict[str, Any]]:
+    """Search to the end and return the evaluations."""
+    optimizer.search(objective)
+    return optimizer.evaluations
+
+
+def keys(space: SearchSpace, evaluations: list[dict[str, Any]]) -> list[str]:
+    return [space.key(one["config"]) for one in evaluations]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [RandomOptimizer, GAMOptimizer, Stubborn, TwoAtOnce], ids=lambda one: one.__name__
+)
+class TestContract:
+    """What every optimizer promises."""
+
+    def make(
+        self, optimizer: type[BaseOptimizer], space: SearchSpace = SPACE, **values: Any
+    ) -> BaseOptimizer:
+        return optimizer(score_of, space, optimizer.settings_class(**values))
+
+    def test_no_point_twice_and_the_budget_holds(self, optimizer: type[BaseOptimizer]) -> None:
+        evaluations = run(self.make(optimizer, max_evals=30))
+        assert len(evaluations) == 30 == len(set(keys(SPACE, evaluations)))
+        assert all(one["config"] in SPACE for one in evaluations)
+
+    def test_defaults(self, optimizer: type[BaseOptimizer]) -> None:
+        made = optimizer(score_of, SPACE)
+        assert (made.settings.max_evals, made.settings.random_state) == (12, 64)
+        assert len(run(made)) == 12
+
+    def test_ends_when_the_space_is_exhausted(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer, SMALL, max_evals=500)
+        evaluations = run(made)
+        assert sorted(keys(SMALL, evaluations)) == sorted(SMALL.key(one) for one in SMALL)
+        assert made.ask() == made.ask(5) == [] and made.finished and made.remaining == 0
+        assert any("max_evals 500 is above the 8 combinations" in note for note in made.notes)
+        assert made.best()["score"] == max(map(score_of, SMALL))
+
+    def test_a_space_of_one(self, optimizer: type[BaseOptimizer]) -> None:
+        single = SearchSpace([Parameter("size", "I", [1])])
+        assert run(self.make(optimizer, single)) == [{"config": {"size": 1}, "score": score_of({"size": 1})}]
+
+    def test_failures_use_the_budget_and_are_no_scores(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer, max_evals=40)
+        evaluations = run(made, often_failing)
+        assert len(evaluations) == 40 == len(set(keys(SPACE, evaluations)))
+        failed = [one for one in evaluations if one["score"] is None]
+        assert failed and sum(made.reasons.values()) == len(failed)
+        assert set(made.reasons) <= {"the store is away", "RuntimeError: unforeseen", "no score"}
+        assert made.best()["score"] == max(one["score"] for one in evaluations if one["score"] is not None)
+        assert set(made.trials.scores().values()) == {one["score"] for one in evaluations} - {None}
+
+    def test_all_failing_names_the_reasons(self, optimizer: type[BaseOptimizer]) -> None:
+        def failing(configuration: Mapping[str, Any]) -> float:
+            raise FailedIterationError("quota" if configuration["search_mode"] == "vector" else "no keywords")
+
+        made = self.make(optimizer, max_evals=9)
+        with pytest.raises(FailedIterationError, match=r"None of the 9 evaluations .* \(\d\)") as caught:
+            made.search(failing)
+        assert f"no keywords ({made.reasons['no keywords']})" in caught.value.remedy
+        assert len(made.evaluations) == 9
+
+    def test_a_stop_is_no_failure(self, optimizer: type[BaseOptimizer]) -> None:
+        def stopping(configuration: Mapping[str, Any]) -> float:
+            raise StoppedError("stopped")
+
+        made = self.make(optimizer)
+        with pytest.raises(StoppedError):
+            made.search(stopping)
+        assert made.evaluations == []
+
+    def test_same_seed_same_sequence(self, optimizer: type[BaseOptimizer]) -> None:
+        one, two = (run(self.make(optimizer, random_state=7)) for _ in range(2))
+        assert one == two
+
+    def test_another_seed_another_sequence(self, optimizer: type[BaseOptimizer]) -> None:
+        sequences = {tuple(keys(SPACE, run(self.make(optimizer, random_state=seed)))) for seed in range(5)}
+        assert len(sequences) == 5
+
+    def test_batches_differ(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer, max_evals=24)
+        seen: list[str] = []
+        for size in (3, 1, 5, 8, 4, 9):
+            batch = made.ask(size)
+            seen += [SPACE.key(one) for one in batch]
+            for configuration in reversed(batch):
+                made.tell(configuration, score_of(configuration))
+        assert len(seen) == 24 == len(set(seen))
+        assert made.ask(0) == made.ask(-1) == []
+
+    def test_waiting_proposals_are_part_of_the_budget(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer, max_evals=5)
+        first = made.ask(3)
+        assert len(made.ask(10)) == 2 and made.ask() == [] and not made.finished
+        made.withdraw(first[0])
+        assert len(made.ask(10)) == 1
+        with pytest.raises(FailedIterationError, match="Look at the objective"):
+            made.best()
+
+    @pytest.mark.parametrize("objective", [score_of, often_failing])
+    def test_resumption_after_any_evaluation(self, optimizer: type[BaseOptimizer], objective: Any) -> None:
+        whole = run(self.make(optimizer, max_evals=20), objective)
+        for done in range(20):
+            resumed = self.make(optimizer, max_evals=20)
+            for one in whole[:done]:
+                resumed.tell(SPACE.labels(one["config"]), one["score"])
+            assert resumed.ask() == [whole[done]["config"]], f"after {done} evaluations"
+
+    def test_resumed_search_ends_like_the_uninterrupted_one(self, optimizer: type[BaseOptimizer]) -> None:
+        whole = run(self.make(optimizer, max_evals=15))
+        resumed = self.make(optimizer, max_evals=15)
+        for one in whole[:7]:
+            resumed.tell(one["config"], one["score"])
+        assert run(resumed) == whole
+
+    def test_what_was_told_unasked_is_not_proposed(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer, SMALL, max_evals=8)
+        told = [SMALL[number] for number in (0, 3, 5)]
+        for configuration in told:
+            made.tell({**configuration, "weight": configuration.get("weight", 0)}, 0.1)
+        proposed = [SMALL.key(one["config"]) for one in run(made)[3:]]
+        assert len(proposed) == 5 and not set(proposed) & {SMALL.key(one) for one in told}
+
+    def test_known_observations_cost_nothing(self, optimizer: type[BaseOptimizer]) -> None:
+        known = [{"config": SMALL[number], "score": score_of(SMALL[number])} for number in range(5)]
+        known += [{"config": SMALL[5], "score": None}, {"config": {"method": "c", "size": 1}, "score": 1.0}]
+        made = optimizer(score_of, SMALL, optimizer.settings_class(max_evals=6), known_observations=known)
+        assert sum("A known observation is not used" in note for note in made.notes) == 1
+        evaluations = run(made)
+        assert len(evaluations) == 2 and made.best()["score"] == max(
+            score_of(SMALL[n]) for n in (0, 1, 2, 3, 4, 6, 7)
+        )
+        everything = [{"config": one, "score": 0.5} for one in SMALL]
+        full = optimizer(score_of, SMALL, known_observations=everything)
+        assert full.search()["score"] == 0.5 and full.evaluations == []
+
+    def test_a_lucky_score_does_not_stay_best(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer)
+        lucky, steady = SPACE[0], SPACE[1]
+        for configuration, score in ((lucky, 0.9), (steady, 0.6), (lucky, 0.1)):
+            made.tell(configuration, score)
+        assert made.best() == {**steady, "score": 0.6}
+
+    def test_equal_scores(self, optimizer: type[BaseOptimizer]) -> None:
+        assert len(set(keys(SPACE, run(self.make(optimizer, max_evals=20), lambda configuration: 1.0)))) == 20
+
+    @pytest.mark.parametrize("size", [1e-300, 1e300, -1e12])
+    def test_scores_of_any_size(self, optimizer: type[BaseOptimizer], size: float) -> None:
+        assert len(run(self.make(optimizer), lambda configuration: size * score_of(configuration))) == 12
+
+    def test_huge_space_begins_at_once(self, optimizer: type[BaseOptimizer]) -> None:
+        many = [Parameter(f"setting_{letter}", "I", minimum=0, maximum=9) for letter in "abcdef"]
+        huge = SearchSpace(many, [Rule(lambda setting_a, setting_b: setting_a <= setting_b, "b below a")])
+        evaluations = run(self.make(optimizer, huge, max_evals=10), lambda one: float(sum(one.values())))
+        assert len(set(keys(huge, evaluations))) == 10
+
+    def test_workers_share_an_optimizer(self, optimizer: type[BaseOptimizer]) -> None:
+        made = self.make(optimizer, max_evals=40)
+
+        def work() -> None:
+            while batch := made.ask():
+                made.tell(batch[0], score_of(batch[0]))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: work(), range(4)))
+        assert len(made.evaluations) == 40 == len(set(keys(SPACE, made.evaluations)))
+        assert threading.active_count() < 50
+
+    def test_an_objective_may_spoil_what_it_is_given(self, optimizer: type[BaseOptimizer]) -> None:
+        def spoiling(configuration: dict[str, Any]) -> float:
+            score = score_of(configuration)
+            configuration.clear()
+            return score
+
+        assert len(set(keys(SPACE, run(self.make(optimizer), spoiling)))) == 12
+
+    def test_configurations_of_other_spaces_are_refused(self, optimizer: type[BaseOptimizer]) -> None:
+        with pytest.raises(SearchSpaceError, match="is no parameter of this space"):
+            self.make(optimizer).tell({"chunk_sise": 64}, 0.5)
+
+    @pytest.mark.parametrize("observation", [{}, {"config": {}}, "config", {"score": 1}])
+    def test_bad_observations(self, optimizer: type[BaseOptimizer], observation: Any) -> None:
+        with pytest.raises(InputError, match="is no known observation"):
+            optimizer(score_of, SPACE, known_observations=[observation])
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("max_evals", 0), ("max_evals", 2.5), ("max_evals", True), ("random_state", "a")]
+    )
+    def test_bad_settings(self, optimizer: type[BaseOptimizer], name: str, value: Any) -> None:
+        with pytest.raises(InputError, match=name):
+            optimizer.settings_class(**{name: value})
+
+
+# ------------------------------------------------------------------------------------------------ the additive model
+
+
+def test_random_phase_counts_successes_only() -> None:
+    optimizer = GAMOptimizer(None, SPACE, GAMOptSettings(max_evals=30))
+    chance = RandomOptimizer(None, SPACE, RandomOptSettings(max_evals=30)).ask(30)
+    for number, expected in enumerate(chance[:9]):
+        (configuration,) = optimizer.ask()
+        assert configuration == expected
+        optimizer.tell(configuration, None if number < 6 else score_of(configuration))
+    assert gam_optimizer.round_history(optimizer.trials, optimizer.settings) is None
+    (configuration,) = optimizer.ask()
+    optimizer.tell(configuration, 0.5)
+    assert gam_optimizer.round_history(optimizer.trials, optimizer.settings) == optimizer.trials
+
+
+def test_failed_trials_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[tuple[int, list[float]]] = []
+    original = gam_optimizer.additive_prediction
+
+    def spy(observed: np.ndarray, scores: np.ndarray, *rest: Any) -> np.ndarray:
+        fitted.append((len(observed), scores.tolist()))
+        return original(observed, scores, *rest)
+
+    monkeypatch.setattr(gam_optimizer, "additive_prediction", spy)
+    optimizer = GAMOptimizer(often_failing, SPACE, GAMOptSettings(max_evals=25))
+    optimizer.search()
+    succeeded = [one["score"] for one in optimizer.evaluations if one["score"] is not None]
+    assert len(succeeded) < 25
+    assert max(rows for rows, _ in fitted) <= len(succeeded)
+    assert all(np.isfinite(scores).all() and len(scores) == rows for rows, scores in fitted)
+
+
+def test_evaluations_between_two_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[int] = []
+    original = gam_optimizer.additive_prediction
+
+    def spy(observed: np.ndarray, *rest: Any) -> np.ndarray:
+        fits.append(len(observed))
+        return original(observed, *rest)
+
+    monkeypatch.setattr(gam_optimizer, "additive_prediction", spy)
+    GAMOptimizer(score_of, SPACE, GAMOptSettings(max_evals=14, evals_per_trial=5)).search()
+    assert fits == [4, 9]
+
+
+def test_a_model_that_cannot_be_fitted_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any) -> np.ndarray:
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(gam_optimizer, "additive_prediction", failing)
+    optimizer = GAMOptimizer(score_of, SPACE)
+    assert len(run(optimizer)) == 12
+    assert any("SVD did not converge" in note for note in optimizer.notes)
+
+
+def test_what_always_fails_is_left_alone() -> None:
+    """Half of the space fails; after the random phase a few tries are enough to learn it."""
+    for seed in range(6):
+        optimizer = GAMOptimizer(
+            lambda one: score_of(one) if one["chunking_method"] == "recursive" else None,
+            SPACE,
+            GAMOptSettings(max_evals=24, random_state=seed),
+        )
+        optimizer.search()
+        assert sum(one["score"] is None for one in optimizer.evaluations[12:]) <= 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 161), st.one_of(st.none(), st.floats(-1, 1))),
+        max_size=12,
+        unique_by=lambda one: one[0],
+    ),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
+def test_any_history_gives_fresh_proposals(
+    history: list[tuple[int, float | None]], nodes: int, batch: int
+) -> None:
+    optimizer = GAMOptimizer(None, SPACE, GAMOptSettings(max_evals=50, n_random_nodes=nodes))
+    for point, score in history:
+        optimizer.tell(SPACE[point], score)
+    proposed = [SPACE.index(one) for one in optimizer.ask(batch)]
+    assert len(set(proposed)) == batch and not set(proposed) & {point for point, _ in history}
+    assert optimizer.notes == []
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        [Parameter("only", "C", ["a", "b", "c"])],
+        [Parameter("fixed", "C", ["a"]), Parameter("flag", "B")],
+        [Parameter("fine", "I", minimum=0, maximum=500)],
+        [Parameter("flag", "B"), Parameter("never", "I", [1, 2], condition={"flag": ["no"]})],
+        [
+            Parameter("flag", "B"),
+            Parameter("deep", "R", minimum=0, maximum=1, step=0.01, condition={"flag": [True]}),
+        ],
+        [
+            Parameter("size", "I", [4, 8]),
+            Parameter("part", "I", {4: [0, 1], 8: [0, 2, 4]}, depends_on="size"),
+        ],
+    ],
+)
+def test_spaces_of_every_kind(parameters: list[Parameter]) -> None:
+    space = SearchSpace(parameters)
+    optimizer = GAMOptimizer(
+        lambda one: sum(map(hash, map(str, one.values()))) % 7, space, GAMOptSettings(n_random_nodes=2)
+    )
+    evaluations = run(optimizer)
+    assert len({space.key(one["config"]) for one in evaluations}) == min(12, len(space)) and not [
+        note for note in optimizer.notes if "could not be fitted" in note
+    ]
+    codes = level_codes(space, range(len(space)))
+    assert codes.min(initial=0) >= 0 and (codes < level_counts(space)).all()
+
+
+def test_large_space_is_sampled_around_the_best() -> None:
+    many = [Parameter(f"setting_{letter}", "I", minimum=0, maximum=9) for letter in "abcdef"]
+    space = SearchSpace(many)
+    target = GAMOptSettings(max_evals=40, candidates=500)
+    optimizer = GAMOptimizer(lambda one: -float(sum(abs(value - 7) for value in one.values())), space, target)
+    chance = RandomOptimizer(optimizer.objective_function, space, RandomOptSettings(max_evals=40))
+    assert optimizer.search()["score"] > chance.search()["score"]
+
+
+def regret(optimizer: type[BaseOptimizer], seed: int) -> float:
+    """Search a made-up landscape of main effects and interactions over the default space; 0 is the optimum."""
+    generator = np.random.default_rng(seed)
+    codes, levels = level_codes(SPACE, range(len(SPACE))), level_counts(SPACE)
+    worth = np.zeros(len(SPACE))
+    for column, count in enumerate(levels):
+        worth += generator.exponential() * generator.normal(size=count)[codes[:, column]]
+    for one, two in itertools.combinations(range(len(levels)), 2):
+        worth += 0.3 * generator.normal(size=(levels[one], levels[two]))[codes[:, one], codes[:, two]]
+    worth = (worth.max() - worth) / (worth.max() - worth.min())
+    made = optimizer(
+        lambda one: -worth[SPACE.index(one)], SPACE, optimizer.settings_class(max_evals=16, random_state=seed)
+    )
+    return -made.search()["score"]
+
+
+def test_better_than_chance() -> None:
+    """Mean normalised regret after 16 of 162 evaluations, over ten made-up landscapes."""
+    additive, chance = (
+        np.mean([regret(one, seed) for seed in range(10)]) for one in (GAMOptimizer, RandomOptimizer)
+    )
+    assert additive < chance / 2
+
+
+# ------------------------------------------------------------------------------------------------- optimizers by name
+
+
+def test_names() -> None:
+    assert optimizer_class("random") is RandomOptimizer and optimizer_class("gam") is GAMOptimizer
+    assert isinstance(get_optimizer("random", None, SPACE, {"max_evals": 3}), RandomOptimizer)
+    assert isinstance(get_optimizer(None, None, SPACE, RandomOptSettings()), RandomOptimizer)
+    assert isinstance(get_optimizer(None, None, SPACE, GAMOptSettings()), GAMOptimizer)
+    assert isinstance(get_optimizer(None, None, SPACE), GAMOptimizer)
+    for later in ("bayes", "optuna", "grid", "greedy"):
+        with pytest.raises(NotAvailableError, match=f"'{later}' is not there yet"):
+            get_optimizer(later, None, SPACE)
+    with pytest.raises(InputError, match="Did you mean 'gam'"):
+        get_optimizer("gams", None, SPACE)
+    with pytest.raises(InputError, match=r"'n_random_node' is no setting .* Did you mean 'n_random_nodes'"):
+        get_optimizer("gam", None, SPACE, {"n_random_node": 3})
+    with pytest.raises(InputError, match="are no settings of 'gam'"):
+        get_optimizer("gam", None, SPACE, RandomOptSettings())
+    with pytest.raises(InputError, match="is the name of another optimizer"):
+        register_optimizer("gam", Stubborn)
+
+
+def test_own_optimizer_by_name() -> None:
+    register_optimizer("stubborn for tests", Stubborn)
+    assert isinstance(get_optimizer("stubborn for tests", None, SPACE), Stubborn)
