@@ -83,7 +83,7 @@ class StatePage:
         """Draw the page as it is now, for any place that shows HTML."""
         return framed(render_snapshot(self.state, self.selection))
 
-# %% ../../nbs/06_dashboard/16_dashboard.ipynb #e34dcb89
+# %% ../../nbs/06_dashboard/16_dashboard.ipynb #1690112c
 class _LivePage(StatePage):
     """Show the state of a run in widgets that follow it."""
 
@@ -104,7 +104,7 @@ class _LivePage(StatePage):
         """Give the widget, which is made once."""
         with self._making:
             if self._screen is None:
-                self._screen = Screen(self._choose, self._stop)
+                self._screen = Screen(self._choose, lambda: self.on_stop and self.on_stop())
         self._changed()
         return self._screen.widgets.root
 
@@ -116,10 +116,6 @@ class _LivePage(StatePage):
         self.selection = replace(self.selection, **{field: value})
         self._changed()
 
-    def _stop(self) -> None:
-        if self.on_stop is not None:
-            self.on_stop()
-
     def _paint(self) -> None:
         if self._screen is not None:
             state = self.state
@@ -127,7 +123,7 @@ class _LivePage(StatePage):
             self._screen.paint(state, self.selection, self._clock() if self._live and going_on else None)
             self._screen.show_stop(going_on and self.on_stop is not None)
 
-# %% ../../nbs/06_dashboard/16_dashboard.ipynb #df0889c5
+# %% ../../nbs/06_dashboard/16_dashboard.ipynb #7866ee77
 class Dashboard(_LivePage, BaseEventHandler):
     """Watch a run, and look into what it found."""
 
@@ -165,6 +161,5 @@ class Dashboard(_LivePage, BaseEventHandler):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Show the widget where one can be shown, and the snapshot everywhere else."""
-        view = self.widget._repr_mimebundle_() or {}
-        live = {kind: data for kind, data in view.items() if "widget-view" in kind}
+        live = self.widget._repr_mimebundle_() or {}
         return {**live, "text/html": str(self.snapshot()), "text/plain": repr(self)}

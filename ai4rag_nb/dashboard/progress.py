@@ -107,7 +107,16 @@ class _LineBar:
         """Write the last line."""
         self._write(self._line(), not self._inner)
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #8ecab8a2
+# %% ../../nbs/06_dashboard/02_progress.ipynb #d6afd721
+def _write_line(
+    stream: TextIO,  # where it goes
+    line: str,  # the line, without its end
+) -> None:
+    """Write a line that is seen at once."""
+    stream.write(line + "\n")
+    stream.flush()
+
+# %% ../../nbs/06_dashboard/02_progress.ipynb #eb3bfffd
 class _Bars:
     """Keep the bars of the phases that are going on."""
 
@@ -127,26 +136,26 @@ class _Bars:
         """Write one line, when it is forced or the last one is old."""
         if force or self._clock() - self._last >= self._every:
             self._last = self._clock()
-            print(line, file=self.stream, flush=True)
+            _write_line(self.stream, line)
 
     def start(self, event: PhaseStarted) -> None:
         """Open the bar of a phase."""
         self.finish((str(event.step), event.label))
         inner = bool(self.open)
-        bar = (
-            _LineBar(self.write, event, inner)
-            if self.mode == "lines"
-            else _make_bar(self.box, self.stream, event, inner)
-        )
+        if self.mode == "lines":
+            bar: Any = _LineBar(self.write, event, inner)
+        else:
+            bar = _make_bar(self.box, self.stream, event, inner)
         self.open[(str(event.step), event.label)] = bar
 
     def finish(self, key: tuple[str, str]) -> None:
         """Close a bar."""
         bar = self.open.pop(key, None)
-        if self.box is not None and bar is not None and not bar.leave:
-            self.box.children = tuple(child for child in self.box.children if child is not bar.container)
-        if bar is not None:
-            bar.close()
+        if bar is None:
+            return
+        if self.box is not None and not bar.leave:
+            self.box.children = [child for child in self.box.children if child is not bar.container]
+        bar.close()
 
 # %% ../../nbs/06_dashboard/02_progress.ipynb #87d8a817
 def _take_phase(
