@@ -14,19 +14,25 @@ from .store_checks import RANKER_STRATEGIES, check_choice
 # %% auto #0
 __all__ = ['ScoredHits', 'LEGS', 'rank_hits', 'reciprocal_rank_fusion', 'weighted_fusion', 'normalized_fusion', 'fuse_legs']
 
-# %% ../../nbs/01_indexing/13_fusion.ipynb #c6baeba7
+# %% ../../nbs/01_indexing/13_fusion.ipynb #e209b486
 ScoredHits = Sequence[tuple[str, float]]  # (identifier, score) pairs, best first
 LEGS = ("dense", "keyword")
 
 
 def rank_hits(
     hits: ScoredHits,  # (identifier, score) pairs in any order; higher is better
-    digits: int = 6,  # significant digits to compare
-) -> list[tuple[str, float]]:  # the same pairs, best first; ties by identifier
+    tolerance: float = 1e-6,  # share of the largest score within which scores are equal
+) -> list[tuple[str, float]]:  # the same hits, best first; ties by identifier
     """Sort hits so that equal scores always come in the same order."""
-    return sorted(hits, key=lambda hit: (-float(f"{hit[1]:.{digits}g}"), hit[0]))
+    margin = tolerance * max((abs(score) for _, score in hits), default=0.0)
+    ranked: list[tuple[str, float]] = []
+    top = math.inf
+    for name, score in sorted(hits, key=lambda hit: -hit[1]):
+        top = score if top - score > margin else top
+        ranked.append((name, top))
+    return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
 
-# %% ../../nbs/01_indexing/13_fusion.ipynb #afa8796c
+# %% ../../nbs/01_indexing/13_fusion.ipynb #3e418951
 def _first_places(
     hits: ScoredHits,  # a leg, best first
 ) -> dict[str, float]:  # the first score of every identifier, best first
@@ -46,7 +52,7 @@ def _weighted_sum(
     for leg in sorted(legs):
         for identifier, score in legs[leg].items():
             total[identifier] = total.get(identifier, 0.0) + weights[leg] * score
-    return rank_hits(list(total.items()), digits=12)
+    return rank_hits(list(total.items()), tolerance=1e-9)
 
 # %% ../../nbs/01_indexing/13_fusion.ipynb #46086c02
 def reciprocal_rank_fusion(

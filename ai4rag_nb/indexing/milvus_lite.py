@@ -65,7 +65,7 @@ def _check_fields(
             remedy="Open it with the model that it was made with, or use a new collection.",
         )
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #acdcdd67
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #c750b335
 class MilvusLiteConnection(BaseVectorStore):
     """Open and close a collection of Milvus Lite."""
 
@@ -78,7 +78,7 @@ class MilvusLiteConnection(BaseVectorStore):
         self.collection_name = check_collection_name(collection_name or new_collection_name())
         self.embedding_model, self.config, self.exact_rows = embedding_model, config, config.exact_rows
         self.distance_metric = config.distance_metric
-        self._exists = self._closed = False
+        self._closed = self._found = False
         self._file = MilvusLiteFile.open(config.db_path)
         self._lock = enter_collection(self._file, self.collection_name)
 
@@ -90,6 +90,10 @@ class MilvusLiteConnection(BaseVectorStore):
         if self._closed:
             raise IndexingError(f"The store of '{self.collection_name}' is closed.", remedy="Open it again.")
         return self._file.client
+
+    def _exists(self) -> bool:
+        self._found = bool(self._client.has_collection(self.collection_name))
+        return self._found
 
     def _calls(self, action: str) -> AbstractContextManager[None]:
         return milvus_errors(f"{action} '{self.collection_name}'", self._file.path)
@@ -126,15 +130,14 @@ def _prepare_index(
         create_index(client, name, "dense", wanted, metric.upper(), **({} if exact else _HNSW))
     client.load_collection(name)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #0a1cb5bd
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #9a62b512
 class MilvusLiteWriter(MilvusLiteConnection):
     """Write to a collection of Milvus Lite, count it and drop it."""
 
     def _write(self, rows: Sequence[StoredRow], vectors: np.ndarray) -> None:
         with self._lock, self._calls("write"):
-            if not self._exists:
+            if not self._exists():
                 create_collection(self._client, self.collection_name, vectors.shape[1], self.distance_metric)
-                self._exists = True
             data = [
                 {"id": row.key, "document_text": row.text, "metadata": row.metadata, "dense": vector}
                 for row, vector in zip(rows, vectors, strict=True)
@@ -152,18 +155,18 @@ class MilvusLiteWriter(MilvusLiteConnection):
     def count(self) -> int:
         """Count the chunks of the collection; 0 when it does not exist."""
         with self._lock, self._calls("count"):
-            if not self._exists:
+            if not self._exists():
                 return 0
             return int(self._client.query(self.collection_name, output_fields=["count(*)"])[0]["count(*)"])
 
     def drop(self) -> None:
         """Delete the collection."""
         with self._lock, self._calls("drop"):
-            if self._exists:
+            if self._exists():
                 self._client.drop_collection(self.collection_name)
-                self._exists = False
+                self._found = False
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #80d4c404
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #26711017
 class MilvusLiteStore(MilvusLiteWriter):
     """Keep the chunks of one collection in a local Milvus Lite file."""
 
@@ -176,7 +179,7 @@ class MilvusLiteStore(MilvusLiteWriter):
         super().__init__(embedding_model, config, collection_name)
         try:
             self._calibration = calibrate(self._file, self.distance_metric)
-            self._exists = _adopt(self)
+            _adopt(self)
         except BaseException:
             self.close()
             raise
@@ -203,26 +206,25 @@ class MilvusLiteStore(MilvusLiteWriter):
                 rows |= {hit["id"]: _row(hit["id"], hit) for hit in found}
         return rows
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #7447c1c6
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #acbc0720
 def _adopt(
     store: MilvusLiteWriter,  # a store that has just been opened
-) -> bool:  # whether its collection exists
-    """Check an existing collection against the model and the metric, and load it."""
+) -> None:
+    """Check a collection against the model and the metric where it exists, and load it."""
     name, client = store.collection_name, store._client
     with store._lock, opening_errors(store._file.path, name):
-        if not client.has_collection(name):
-            return False
+        if not store._exists():
+            return
         _check_fields(client.describe_collection(name), name, store.embedding_model.dimension)
         rows = client.get_collection_stats(name)["row_count"]
         _prepare_index(client, name, store.distance_metric, int(rows) <= store.exact_rows)
-    return True
 
 
 def _require_collection(
     store: MilvusLiteWriter,  # an open store
 ) -> None:
     """Refuse to search a collection that does not exist."""
-    if not store._exists and not store._client.has_collection(store.collection_name):
+    if not store._found and not store._exists():
         raise IndexingError(
             f"The collection '{store.collection_name}' does not exist in '{store._file.path}'.",
             remedy="Load it with add_documents, or check its name.",

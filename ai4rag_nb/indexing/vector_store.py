@@ -129,7 +129,7 @@ def _place(
     """Name a chunk in a message."""
     return f"chunk {chunk.sequence_number} of '{chunk.document_id}'"
 
-# %% ../../nbs/01_indexing/14_vector_store.ipynb #4ef92bf1
+# %% ../../nbs/01_indexing/14_vector_store.ipynb #376270ff
 LegHits = dict[str, list[RetrievedChunk]]  # leg -> hits, best first
 
 
@@ -139,13 +139,14 @@ def _leg_chunks(
     known: dict[str, AI4RAGChunk],  # row key -> chunk; questions that find the same chunk share it
 ) -> list[RetrievedChunk]:  # the same as chunks, in an order that does not depend on the product
     """Turn a leg's rows into chunks with their scores."""
-    chunks = {}
+    chunks: dict[str, AI4RAGChunk] = {}
+    scored: list[tuple[str, float]] = []
     for row, score in hits:
-        plain = known.get(row.key) or known.setdefault(row.key, row.chunk())
-        chunk = RetrievedChunk(plain.text, plain.metadata, score=score, scores={leg: score})
+        chunk = known.get(row.key) or known.setdefault(row.key, row.chunk())
         chunks[hit_name(chunk)] = chunk
-    ranked = rank_hits([(name, chunk.score) for name, chunk in chunks.items()])
-    return [chunks[name] for name, _ in ranked]
+        scored.append((hit_name(chunk), score))
+    found = [(chunks[name], score) for name, score in rank_hits(scored)]
+    return [RetrievedChunk(chunk.text, chunk.metadata, score, {leg: score}) for chunk, score in found]
 
 
 def hit_name(
