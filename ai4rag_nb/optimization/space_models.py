@@ -20,7 +20,7 @@ from .search_space import SearchSpace
 from ..querying.generation import BaseFoundationModel, CachedFoundationModel
 from ..querying.models import check_model, embedding_model, foundation_model
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #e8a5bd33
+# %% ../../nbs/04_optimization/16_space_models.ipynb #de874ae8
 @dataclass(frozen=True)
 class SpaceModels:
     """Hold a space with its models."""
@@ -44,8 +44,10 @@ class SpaceModels:
 
     def close(self) -> None:
         """Give back what the models hold."""
-        for model in [*self.foundation_models, *self.embedding_models]:
-            model.close()
+        for writer in self.foundation_models:
+            writer.close()
+        for embedder in self.embedding_models:
+            embedder.close()
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #59d110a7
 def _choices(

@@ -166,7 +166,7 @@ def find_twin(
             return result
     return None
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #720ea207
+# %% ../../nbs/04_optimization/14_trial.ipynb #7a64fd5d
 def measure_configuration(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -200,8 +200,13 @@ def run_trial(
         *(measured.evaluation["metrics"], (objective.evaluator, objective.name), settings),
     )
     return EvaluationResult(
-        *(candidate.iteration, candidate.key, dict(candidate.labels)),
-        *("completed" if winning else "incomplete", mean, payload, measured.results),
+        iteration=candidate.iteration,
+        key=candidate.key,
+        configuration=dict(candidate.labels),
+        state="completed" if winning else "incomplete",
+        score=mean,
+        payload=payload,
+        results=measured.results,
         reason="" if winning else "Too few questions have a score.",
         seconds=seconds,
     )

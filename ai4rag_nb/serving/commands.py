@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..foundations.errors import AI4RAGError, InputError, StoppedError
 from .arguments import parse_arguments
 
-# %% ../../nbs/07_serving/07_commands.ipynb #1ffeb2a3
+# %% ../../nbs/07_serving/07_commands.ipynb #811d39c4
 _INTERRUPTED = "Interrupted. Everything finished is kept; the same command goes on from here."
 
 
@@ -32,7 +32,7 @@ def _complain(
             f"Error: an unexpected {type(error).__name__}: {error}",
             "This is a fault of ai4rag_nb; AI4RAG_NB_DEBUG=1 shows where. Everything finished is kept.",
         ]
-    # Control characters in a message come from names of files or from services, and are shown rather than obeyed.
+    # Control characters come from names of files or from services, and are shown rather than obeyed.
     text = "\n".join(line for line in lines if line)
     print("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text), file=sys.stderr)
 

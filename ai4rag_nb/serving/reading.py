@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['leaderboard_command', 'show_command', 'ask_command', 'clean_command']
 
-# %% ../../nbs/07_serving/06_reading.ipynb #34862e94
+# %% ../../nbs/07_serving/06_reading.ipynb #c3b9fcbc
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from ai4rag_nb.serving.printing import (
     answer_text,
     as_json,
     leaderboard_table,
+    number,
     plain,
     summary,
     table,
@@ -43,7 +43,7 @@ def leaderboard_command(
         print(f"\n{summary(results)}")
     return 0
 
-# %% ../../nbs/07_serving/06_reading.ipynb #cb86a370
+# %% ../../nbs/07_serving/06_reading.ipynb #9471f605
 def _flat(
     settings: dict[str, Any],  # settings by group
 ) -> list[list[str]]:  # rows of group, name, value
@@ -70,18 +70,10 @@ def show_command(
         plain_data = {"name": result.name, "state": result.state, "reason": result.reason, **result.payload}
         print(as_json(plain_data))
         return 0
-    print(
-        f"{result.name} ({result.state}, {result.seconds:.1f} s){': ' if result.reason else ''}{plain(result.reason)}\n"
-    )
+    reason = f": {plain(result.reason)}" if result.reason else ""
+    print(f"{result.name} ({result.state}, {result.seconds:.1f} s){reason}\n")
     rows = [
-        [
-            name,
-            *(
-                f"{scores[part]:.3f}" if scores[part] is not None else "-"
-                for part in ("mean", "ci_low", "ci_high")
-            ),
-        ]
-        + [str(scores["n"])]
+        [name, *(number(scores[part]) for part in ("mean", "ci_low", "ci_high")), str(scores["n"])]
         for name, scores in metric_scores(result).items()
     ]
     print(table(["metric", "mean", "low", "high", "n"], rows))
@@ -102,7 +94,7 @@ def ask_command(
     print(as_json(record) if arguments.json else answer_text(record))
     return 0
 
-# %% ../../nbs/07_serving/06_reading.ipynb #9d291a98
+# %% ../../nbs/07_serving/06_reading.ipynb #c0d4e6b2
 def clean_command(
     arguments: argparse.Namespace,  # the options of `clean`
 ) -> int:  # the exit status
@@ -127,6 +119,7 @@ def clean_command(
         print(as_json({"collections": found, "orphans": sorted(orphans), "dropped": not arguments.dry_run}))
     else:
         print(
-            f"{len(found)} collections with {sum(found.values())} chunks {verb}; {len(orphans)} belonged to no index."
+            f"{len(found)} collections with {sum(found.values())} chunks {verb}; "
+            f"{len(orphans)} belonged to no index."
         )
     return 0

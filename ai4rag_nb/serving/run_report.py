@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['run_events', 'run_state', 'write_run_report']
 
-# %% ../../nbs/07_serving/04_run_report.ipynb #b19d2922
+# %% ../../nbs/07_serving/04_run_report.ipynb #11d0de82
 from pathlib import Path
+from typing import Any
 
 from ..dashboard.report import write_report
 from ..dashboard.state import DashboardState, fold
@@ -22,7 +23,7 @@ from ..optimization.open_run import read_results, require_run
 from ..optimization.results import ExperimentResults, compare_with_leader
 from ..optimization.run_store import RunStore, get_trials
 
-# %% ../../nbs/07_serving/04_run_report.ipynb #ab60179b
+# %% ../../nbs/07_serving/04_run_report.ipynb #f344c4da
 def run_events(
     folder: str | Path,  # a run folder
 ) -> list[Event]:  # what happened in the run, in order
@@ -43,7 +44,11 @@ def run_events(
     ]
     clock = created
     for trial in trials:
-        about = {"name": trial.name, "iteration": trial.iteration, "configuration": trial.configuration}
+        about: dict[str, Any] = {
+            "name": trial.name,
+            "iteration": trial.iteration,
+            "configuration": trial.configuration,
+        }
         events.append(TrialStarted(at=clock, **about))
         clock += trial.seconds
         if trial.state == "failed":

@@ -6,12 +6,12 @@
 __all__ = ['Messages', 'say', 'ending_politely', 'space_from', 'settings_from', 'refuse_later_names', 'read_documents',
            'print_results', 'search', 'run_command', 'demo_experiment', 'demo_command']
 
-# %% ../../nbs/07_serving/05_running.ipynb #a6526760
+# %% ../../nbs/07_serving/05_running.ipynb #5955ef58
 import argparse
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from typing import Any
 
 from ..dashboard.progress import ProgressBars
 from ..evaluation.benchmark import BenchmarkData
-from ..foundations.errors import AI4RAGError, InputError, NotAvailableError
+from ..foundations.errors import NotAvailableError
 from ..foundations.events import BaseEventHandler, EventBus, ExperimentStep, LogLevel, phase
 from ..foundations.settings import Settings, load_settings
 from ..indexing.documents import LoadedDocuments, load_documents
-from ..optimization.experiment import AI4RAGExperiment
+from ..optimization.experiment import Experiment
 from ..optimization.rag_space import AI4RAGSearchSpace, read_space_file
 from ..optimization.results import ExperimentResults, leaderboard_records
 from ..optimization.run_store import check_run_folder
@@ -128,7 +128,7 @@ def read_documents(
     say(documents.report())
     return documents
 
-# %% ../../nbs/07_serving/05_running.ipynb #b3b1668f
+# %% ../../nbs/07_serving/05_running.ipynb #cd173333
 def print_results(
     results: ExperimentResults,  # what was found
     folder: Path,  # the run folder
@@ -146,7 +146,7 @@ def print_results(
 
 
 def search(
-    experiment: AI4RAGExperiment,  # a checked experiment
+    experiment: Experiment,  # a checked experiment
 ) -> ExperimentResults:  # what was found
     """Run an experiment with progress on standard error."""
     prepared = experiment.prepared
@@ -161,7 +161,7 @@ def search(
         experiment.search()
     return experiment.results
 
-# %% ../../nbs/07_serving/05_running.ipynb #70e1b799
+# %% ../../nbs/07_serving/05_running.ipynb #b8a84881
 def run_command(
     arguments: argparse.Namespace,  # the options of `run`
 ) -> int:  # the exit status
@@ -171,9 +171,9 @@ def run_command(
     folder = check_run_folder(arguments.out)
     space = space_from(arguments)
     benchmark = BenchmarkData.from_file(arguments.benchmark)
-    progress = ProgressBars()
+    progress = ProgressBars("always")
     documents = read_documents(arguments.documents, arguments.strict, settings.workspace, progress)
-    experiment = AI4RAGExperiment(
+    experiment = Experiment(
         documents,
         benchmark,
         space,
@@ -190,7 +190,7 @@ def run_command(
         experiment.close()
     return 0
 
-# %% ../../nbs/07_serving/05_running.ipynb #913de245
+# %% ../../nbs/07_serving/05_running.ipynb #5914fb42
 _DEMO_FOLDER = "python_reference_demo"  # in the folder of runs
 _DEMO_QUESTION = "What happens to a name that is assigned inside a function without any declaration?"
 
@@ -198,15 +198,15 @@ _DEMO_QUESTION = "What happens to a name that is assigned inside a function with
 def demo_experiment(
     arguments: argparse.Namespace,  # the options of `demo`
     settings: Settings,  # the defaults with the options in their place
-) -> AI4RAGExperiment:  # the experiment on the Python reference
+) -> Experiment:  # the experiment on the Python reference
     """Make the experiment on the documentation that every CPython carries."""
     documents = python_reference_documents()
     benchmark, report = python_reference_benchmark(documents)
     say(f"{len(documents)} topics of the Python language reference.\n{report}")
-    return AI4RAGExperiment(
+    return Experiment(
         documents,
         benchmark,
-        event_handler=[ProgressBars(), Messages()],
+        event_handler=[ProgressBars("always"), Messages()],
         output_path=arguments.out or Path(settings.run_folder) / _DEMO_FOLDER,
         settings=settings,
     )
