@@ -86,7 +86,7 @@ def _theme_rules() -> str:
         )
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #b9a4e018
+# %% ../../nbs/06_dashboard/06_look.ipynb #1b36864b
 _TEXT_RULES = """
 .ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
 color:var(--ink);
@@ -102,7 +102,9 @@ margin:0.5rem 0}
 .ai4rag .number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .ai4rag .text{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext}
 .ai4rag :focus-visible{outline:2px solid var(--accent);outline-offset:2px}
-.ai4rag .scroll{overflow:auto;max-width:100%;position:relative}.ai4rag .tall{max-height:26rem}
+.ai4rag .scroll{overflow:auto;max-width:100%;position:relative;margin-bottom:0.75rem}
+.ai4rag.ai4rag .widget-tab-contents{background:var(--ground);color:var(--ink)}
+.ai4rag .tall{max-height:26rem}
 .ai4rag table.grid{border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;
 color:var(--ink);
 background:var(--ground);border:0;table-layout:auto}
