@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ai4rag_nb.foundations.errors import SearchSpaceError
+from ai4rag_nb.indexing import chunking
 from ai4rag_nb.optimization.numbering import shuffled
 from ai4rag_nb.optimization.parameters import Parameter, Rule
 from ai4rag_nb.optimization.rag_space import AI4RAGSearchSpace
@@ -286,6 +287,12 @@ def test_own_parameters_and_rules() -> None:
     assert len(space) == (3 + 2 + 2) * 2
     assert space.explain() == {"too many chunks": 7}
     assert space.resolve().explain() == space.explain()
+
+
+def test_registered_chunkers_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunking, "chunking_methods", lambda: ["hybrid", "mine", "recursive"])
+    space = AI4RAGSearchSpace(chunking_method=["mine"], search_mode=["vector"])
+    assert len(space) == 3 * 2 * 3 and all("chunk_overlap" not in one for one in space)
 
 
 def test_values_given_in_vain_are_said() -> None:

@@ -17,8 +17,8 @@ from .parameters import Parameter, Rule
 # %% auto #0
 __all__ = ['Condition', 'CHUNK_SIZES', 'CHUNKERS', 'SEARCHES', 'RETRIEVALS', 'FUSIONS', 'RECURSIVE', 'HYBRID', 'RECIPROCAL',
            'WEIGHTED', 'WINDOW', 'INDEXING_SETTINGS', 'QUERYING_SETTINGS', 'SETTINGS', 'BY_NAME', 'KNOWN_WINDOWS',
-           'Windows', 'GENERAL_RULES', 'Setting', 'check_names', 'check_values', 'fitting_sizes', 'window_rules',
-           'overlap_parameter']
+           'Windows', 'GENERAL_RULES', 'Setting', 'check_names', 'possible_words', 'check_values', 'fitting_sizes',
+           'window_rules', 'overlap_parameter']
 
 # %% ../../nbs/04_optimization/02a_rag_settings.ipynb #9f032ee1
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ QUERYING_SETTINGS = (
 SETTINGS = (*INDEXING_SETTINGS, *QUERYING_SETTINGS)
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
-# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #aacfc0c2
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #775dea87
 def check_names(
     names: Iterable[str],  # the settings that were given
 ) -> None:  # nothing; raises for a name that is no setting
@@ -85,6 +85,17 @@ def check_names(
             raise SearchSpaceError(f"'{name}' is no parameter of a RAG search space.", remedy=remedy)
 
 
+def possible_words(
+    setting: Setting,  # a setting
+) -> tuple[str, ...]:  # the words it understands; empty for models and numbers
+    """List what a setting understands, chunkers that were registered included."""
+    if setting.name == "chunking_method":
+        from ai4rag_nb.indexing.chunking import chunking_methods
+
+        return tuple(dict.fromkeys([*setting.possible, *chunking_methods()]))
+    return setting.possible
+
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #f5388db2
 def check_values(
     name: str,  # a setting
     values: Sequence[Any],  # its values, checked for their type
@@ -93,12 +104,13 @@ def check_values(
     setting = BY_NAME[name]
     for value in values[:1_000]:
         if setting.param_type == "C":
-            if setting.possible and value not in setting.possible:
-                known = ", ".join(word for word in setting.possible if word)
-                remedy = f"{suggestion(str(value), setting.possible)} It can be {known}.".strip()
+            possible = setting.possible if value in setting.possible else possible_words(setting)
+            if possible and value not in possible:
+                known = ", ".join(word for word in possible if word)
+                remedy = f"{suggestion(str(value), possible)} It can be {known}.".strip()
                 raise SearchSpaceError(f"{name}: '{value}' is not known.", remedy=remedy)
             model = getattr(value, "fingerprint", None) or (isinstance(value, str) and value.strip())
-            if not setting.possible and not model:
+            if not possible and not model:
                 remedy = "Give the name of a model, such as 'local:all-MiniLM-L6-v2', or a model."
                 raise SearchSpaceError(f"{name}: {value!r} is no model.", remedy=remedy)
         elif not setting.smallest <= value <= setting.largest:
