@@ -260,6 +260,16 @@ def test_the_same_events_give_the_same_state_in_any_portions() -> None:
         assert state == whole
 
 
+def test_a_resumed_run_keeps_what_is_known() -> None:
+    begun = sample_events()[0]
+    before = fold(DashboardState(), sample_events())
+    resumed = fold(before, [replace(begun, resumed=5)])
+    assert [trial.name for trial in resumed.trials] == [trial.name for trial in before.trials]
+    assert "5 of 12 configurations" in render_progress(resumed) and "left" not in render_progress(resumed)
+    unknown = fold(DashboardState(), [replace(begun, resumed=5)])
+    assert unknown.unseen == 5 and "5 of 12 configurations" in render_progress(unknown)
+
+
 def test_a_second_run_begins_anew() -> None:
     state = fold(fold(DashboardState(), sample_events()), sample_events(finished=False)[:1])
     assert (state.trials, state.questions, state.run_state) == ((), {}, "running")
@@ -348,6 +358,36 @@ def test_the_report_says_how_sure_it_is() -> None:
     assert "No questions were held out" in text and "was not compared question by question" in text
     text = " ".join(Page(report_html(state, ReportFacts(ties=()))).text)
     assert "no other configuration comes as close" in text
+
+
+def test_ties_are_named_and_marked() -> None:
+    state = fold(DashboardState(), sample_events())
+    ties = [{"name": "Pattern3", "difference": 0.015, "ci_low": -0.06, "ci_high": 0.09}]
+    text = " ".join(Page(report_html(state, ReportFacts(ties=ties))).text)
+    assert "Pattern3 (behind by 0.015, interval −0.060 to 0.090)" in text and "Pattern3 tied" in text
+
+
+def test_metrics_beyond_one_are_not_drawn_off_the_scale() -> None:
+    words = {
+        "name": "answer_words",
+        "evaluator": "custom",
+        "scores": {"mean": 11.8, "ci_low": 9.0, "ci_high": 14.0, "n": 5},
+    }
+    payload, rows = sample_payload(1)
+    payload["evaluation"]["metrics"].append(words)
+    state = fold(
+        DashboardState(), [TrialFinished(at=1.0, name="P", payload=payload, evaluation_results=rows)]
+    )
+    text = report_html(state)
+    assert "9.000 to 14.000" in text and 'cx="1' in text
+    assert max(float(place) for place in re.findall(r'cx="([-0-9.]+)"', text)) <= 140
+    assert (
+        max(
+            float(place)
+            for place in re.findall(r'cx="([-0-9.]+)"', render_leaderboard(state, "answer_words"))
+        )
+        <= 140
+    )
 
 
 def test_the_report_is_one_file_with_places_for_all_its_links(tmp_path: Path) -> None:
@@ -591,6 +631,25 @@ def test_a_log_gets_few_lines_and_only_when_asked() -> None:
     assert silent.getvalue() == ""
     assert log.getvalue() == "Embedding: 10 of 40 texts\nEvaluations: 2 of 2 patterns\n"
     assert "\r" not in log.getvalue()
+
+
+def test_a_search_has_one_bar_that_stays() -> None:
+    terminal = Terminal()
+    bus = EventBus([ProgressBars(stream=terminal)])
+    for event in sample_events():
+        bus.emit(replace(event, resumed=2) if isinstance(event, RunStarted) else event)
+    assert bus.warnings == []
+    drawn = re.split(r"[\r\n]|\x1b\[A", terminal.getvalue())
+    last = [line for line in drawn if line.strip()][-1]
+    assert "7/12" in last and "best 0.883" in last and "1 failed" in last
+    assert "2 chunk sizes were left out" in terminal.getvalue()
+
+
+def test_messages_can_be_left_to_others() -> None:
+    log = io.StringIO()
+    bars = ProgressBars("always", log, messages=False)
+    bars.on_event(StatusChanged(level=LogLevel.ERROR, message="lost", step=ExperimentStep.EVALUATION))
+    assert log.getvalue() == ""
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -17,7 +17,7 @@ from .colours import DARK, LIGHT, SHADES, shade
 from .safe_html import Html, element, join
 from ..foundations.errors import InputError, StorageError
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #07072b9d
+# %% ../../nbs/06_dashboard/06_look.ipynb #f8dd17c6
 def format_score(
     score: float | None,  # a score, None when it is missing
     digits: int = 3,  # decimals
@@ -39,6 +39,8 @@ def format_seconds(
     """Write a duration."""
     if seconds is None:
         return "–"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -86,7 +88,7 @@ def _theme_rules() -> str:
         )
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #1b36864b
+# %% ../../nbs/06_dashboard/06_look.ipynb #4739e631
 _TEXT_RULES = """
 .ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
 color:var(--ink);
@@ -104,7 +106,7 @@ margin:0.5rem 0}
 .ai4rag :focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 .ai4rag .scroll{overflow:auto;max-width:100%;position:relative;margin-bottom:0.75rem}
 .ai4rag.ai4rag .widget-tab-contents{background:var(--ground);color:var(--ink)}
-.ai4rag .tall{max-height:26rem}
+.ai4rag .tall{max-height:34rem}
 .ai4rag table.grid{border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;
 color:var(--ink);
 background:var(--ground);border:0;table-layout:auto}

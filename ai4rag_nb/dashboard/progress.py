@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ProgressStyle', 'in_notebook', 'progress_mode', 'ProgressBars']
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #d3d8066d
+# %% ../../nbs/06_dashboard/02_progress.ipynb #6aa9eb62
 import sys
 import threading
 import time
@@ -18,11 +18,13 @@ from ..foundations.errors import InputError
 from ai4rag_nb.foundations.events import (
     BaseEventHandler,
     Event,
+    ExperimentStep,
     LogLevel,
     PhaseAdvanced,
     PhaseFinished,
     PhaseStarted,
     RunFinished,
+    RunStarted,
     StatusChanged,
     TrialFailed,
     TrialFinished,
@@ -81,7 +83,7 @@ def _make_bar(
     box.children = (*box.children, bar.container)
     return bar
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #23b5c5a2
+# %% ../../nbs/06_dashboard/02_progress.ipynb #6d1f3f1d
 class _LineBar:
     """Report one phase in plain lines."""
 
@@ -91,7 +93,7 @@ class _LineBar:
         started: PhaseStarted,  # the phase to report
         inner: bool,  # whether another phase is going on around it
     ) -> None:
-        self.n = 0
+        self.n = self.initial = 0
         self._write, self._started, self._inner = write, started, inner
 
     def _line(self) -> str:
@@ -228,7 +230,31 @@ class _TrialTally:
         failed = f"{self.failed} failed" if self.failed else ""
         return ", ".join(part for part in (best, failed) if part)
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #a3e26f75
+# %% ../../nbs/06_dashboard/02_progress.ipynb #d65dceae
+_SEARCH = (str(ExperimentStep.OPTIMIZATION), "Search")
+
+
+def _start_search(
+    bars: _Bars,  # the open bars
+    event: RunStarted,  # the beginning of a run
+) -> None:
+    """Open the bar that counts configurations."""
+    step, label = ExperimentStep.OPTIMIZATION, _SEARCH[1]
+    total = min(event.max_evaluations, event.combinations) or event.max_evaluations
+    bars.start(PhaseStarted(at=event.at, step=step, label=label, total=total, unit="configurations"))
+    bars.open[_SEARCH].n = bars.open[_SEARCH].initial = event.resumed
+
+
+def _count_trial(
+    bars: _Bars,  # the open bars
+    note: str,  # how the search stands
+) -> None:
+    """Count one configuration."""
+    if _SEARCH in bars.open:
+        bars.open[_SEARCH].update(1)
+    _annotate(bars, note)
+
+# %% ../../nbs/06_dashboard/02_progress.ipynb #dbecc60e
 def _close(
     bars: _Bars,  # the open bars
 ) -> None:
@@ -246,13 +272,15 @@ def _take(
     if isinstance(event, (PhaseStarted, PhaseAdvanced, PhaseFinished)):
         _take_phase(bars, event)
     elif isinstance(event, (TrialFinished, TrialFailed)):
-        _annotate(bars, tally.add(event))
+        _count_trial(bars, tally.add(event))
+    elif isinstance(event, RunStarted):
+        _start_search(bars, event)
     elif isinstance(event, StatusChanged) and event.level in (LogLevel.WARNING, LogLevel.ERROR):
         _say(bars, f"{event.level.value}: {shorten(event.message, 300)}")
     elif isinstance(event, RunFinished):
         _close(bars)
 
-# %% ../../nbs/06_dashboard/02_progress.ipynb #03f4cde2
+# %% ../../nbs/06_dashboard/02_progress.ipynb #d4757e30
 class ProgressBars(BaseEventHandler):
     """Show one bar for each phase that is going on."""
 
@@ -262,11 +290,12 @@ class ProgressBars(BaseEventHandler):
         stream: TextIO | None = None,  # where it goes; sys.stderr without one
         seconds_between_lines: float = 5.0,  # the least time between two plain lines
         clock: Callable[[], float] = time.monotonic,  # seconds that only grow
+        messages: bool = True,  # whether warnings and errors are shown between the bars
     ) -> None:
         target = stream if stream is not None else sys.stderr
         self.mode = progress_mode(style, target, notebook=stream is None and in_notebook())
         self._bars, self._tally = _Bars(self.mode, target, seconds_between_lines, clock), _TrialTally()
-        self._lock = threading.RLock()
+        self._lock, self._messages = threading.RLock(), messages
 
     def show(self) -> None:
         """Display a notebook's bars below the running cell."""
@@ -278,7 +307,7 @@ class ProgressBars(BaseEventHandler):
         event: Event,  # any event; those without progress are passed over
     ) -> None:
         """Move the bars."""
-        if self.mode == "silent":
+        if self.mode == "silent" or (isinstance(event, StatusChanged) and not self._messages):
             return
         with self._lock:
             self.show()

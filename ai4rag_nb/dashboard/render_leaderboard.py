@@ -6,8 +6,8 @@
 __all__ = ['SMALL_BENCHMARK', 'score_scale', 'interval_picture', 'split_settings', 'render_settings', 'constant_metrics',
            'leaderboard_notes', 'coverage_text', 'render_leaderboard']
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #8e7733b5
-from collections.abc import Iterable, Mapping
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #a04861ac
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .look import format_score, format_seconds, format_setting, scrolling, tag
@@ -138,7 +138,7 @@ def coverage_text(
     text = f"{count} of {asked}" if asked else str(count)
     return f"{text}, {', '.join(extra)}" if extra else text
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #ca5d3a5c
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #38d0c29c
 def _row(
     state: DashboardState,  # the whole
     rank: int | None,  # the pattern's rank
@@ -146,6 +146,7 @@ def _row(
     metric: str,  # what is ranked by
     scale: tuple[float, float],  # the ends of the scale
     names: list[str],  # the settings that differ
+    tied: bool,  # whether it may be as good as the leader
 ) -> Html:  # one row
     """Draw one pattern of the leaderboard."""
     best = leader(state, metric)
@@ -161,7 +162,7 @@ def _row(
     return element(
         "tr",
         element("td", rank if rank is not None else "–", class_="number"),
-        element("th", shorten(trial.name, 40), scope="row", class_="strong" if rank == 1 else None),
+        element("th", shorten(trial.name, 40), tag("tied") if tied else None, scope="row"),
         element("td", format_score(score.mean if score is not None else None), class_="number strong"),
         element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", coverage_text(state, trial, score), class_="quiet"),
@@ -170,10 +171,11 @@ def _row(
         element("td", reason, render_settings(trial.settings, names)),
     )
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #6ed93370
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #1e6ffa30
 def render_leaderboard(
     state: DashboardState,  # what to show
     metric: str | None = None,  # what to rank by; the optimized metric without it
+    tied: Collection[str] = (),  # patterns that may be as good as the leader
 ) -> Html:  # notes, common settings and the table
     """Show the configurations from the best to the failed ones."""
     wanted = metric or state.metric
@@ -188,7 +190,7 @@ def render_leaderboard(
     columns = ("rank", "pattern", "score", interval, "questions", "time", "state", "settings")
     classes = dict.fromkeys(("rank", "score", "time"), "number") | {interval: "whole"}
     head = [element("th", name, scope="col", class_=classes.get(name)) for name in columns]
-    rows = [_row(state, rank, trial, wanted, scale, names) for rank, trial in ranked]
+    rows = [_row(state, rank, trial, wanted, scale, names, trial.name in tied) for rank, trial in ranked]
     name = shorten(wanted.rpartition(":")[2] or "the score", 60)
     title = f"Ranked by the mean of {name}; the dashed line is the leader."
     table = element(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['render_metrics', 'failure_counts', 'render_failures', 'example_question', 'render_run', 'report_html', 'write_report']
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #6f3909d7
+# %% ../../nbs/06_dashboard/18_report.ipynb #9272253a
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,12 @@ from ai4rag_nb.dashboard.look import (
     write_page,
 )
 from .payload import Score, find_score, read_scores
-from .render_leaderboard import interval_picture, render_leaderboard, render_settings
+from ai4rag_nb.dashboard.render_leaderboard import (
+    interval_picture,
+    render_leaderboard,
+    render_settings,
+    score_scale,
+)
 from .render_progress import render_messages, render_phases
 from .render_questions import order_questions, render_question_table
 from .render_retrieval import render_question_details, render_retrieval
@@ -29,25 +34,27 @@ from .report_answer import ReportFacts, best_trial, render_answer, score_sentenc
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, TrialState
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #521840dd
+# %% ../../nbs/06_dashboard/18_report.ipynb #2d7ae0f3
 def _metric_row(
     score: Score,  # one metric of the best pattern
     held_out: Sequence[Score],  # its scores on questions that the search never saw
 ) -> Html:  # a row
     """Show one metric."""
     kept = find_score(held_out, score.key)
+    bounds = f"{format_score(score.low)} to {format_score(score.high)}" if score.low is not None else ""
+    picture = interval_picture(score) if score_scale([score]) == (0.0, 1.0) else None
     evaluator = element("span", shorten(score.evaluator, 30), class_="quiet")
     return element(
         "tr",
         element("th", shorten(score.name, 60), " ", evaluator, scope="row"),
         element("td", format_score(score.mean), class_="number strong"),
-        element("td", interval_picture(score)),
+        element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", score.count, class_="number"),
         element("td", score_sentence(kept) if kept is not None else "–") if held_out else None,
         element("td", shorten(score.description, 400), class_="quiet"),
     )
 
-
+# %% ../../nbs/06_dashboard/18_report.ipynb #eddc9bc7
 def render_metrics(
     best: TrialState,  # the best pattern
     held_out: Sequence[Score] = (),  # its scores on questions that the search never saw
@@ -148,7 +155,7 @@ def render_run(
         render_messages(state, limit=20),
     )
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #897bb067
+# %% ../../nbs/06_dashboard/18_report.ipynb #173a7698
 def _sections(
     state: DashboardState,  # the run
     told: ReportFacts,  # what comes from outside the events
@@ -156,6 +163,7 @@ def _sections(
 ) -> list[tuple[str, Any]]:  # heading and content
     """Put together the parts of a report."""
     best = best_trial(state)
+    tied = [str(tie.get("name")) for tie in told.ties or ()]
     ids = list(state.questions)
     if len(ids) > written_out:
         ids = order_questions(state, "hardest")[:written_out]
@@ -165,7 +173,7 @@ def _sections(
         if left_out
         else None
     )
-    parts: list[tuple[str, Any]] = [("Ranking", render_leaderboard(state))]
+    parts: list[tuple[str, Any]] = [("Ranking", render_leaderboard(state, tied=tied))]
     if best is not None:
         parts.append((f"Metrics of {shorten(best.name, 40)}", render_metrics(best, told.held_out)))
         example = told.example or example_question(state, best)
@@ -196,7 +204,7 @@ def report_html(
     top = element("h1", shorten(heading, 120)), render_answer(state, told)
     return page(shorten(heading, 120), element("section", top), sections)
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #8f42ee80
+# %% ../../nbs/06_dashboard/18_report.ipynb #51c4ffe6
 def write_report(
     path: str | Path,  # where the file goes; missing folders are made
     state: DashboardState,  # the run
@@ -204,8 +212,7 @@ def write_report(
     held_out: Mapping[str, Any]
     | Sequence[Score]
     | None = None,  # scores on unseen questions, as in a payload
-    ties: Sequence[Mapping[str, Any]]
-    | None = None,  # patterns as good as the best: name, difference, ci_low, ci_high
+    ties: Sequence[Mapping[str, Any]] | None = None,  # as good as the best: name, difference, ci_low, ci_high
     notes: Sequence[str] = (),  # sentences to show under the answer
     places: Mapping[str, str] | None = None,  # what lies where: "results" -> a path
     example: str | None = None,  # the id of the question to show with its sources

@@ -17,14 +17,14 @@ from .render_leaderboard import SMALL_BENCHMARK, render_settings
 from .safe_html import Html, element, shorten
 from .state import DashboardState, TrialState
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #675bd1c4
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #02cfc416
 @dataclass(frozen=True)
 class ReportFacts:
     """Hold what a report says beyond the events."""
 
     held_out: tuple[Score, ...] = ()  # the best pattern's scores on questions that the search never saw
     ties: Sequence[Mapping[str, Any]] | None = (
-        None  # {"name", "difference", "ci_low", "ci_high"}; None: not compared
+        None  # None: not compared; name, difference (how far behind), ci_low, ci_high
     )
     notes: Sequence[str] = ()  # sentences to show under the answer, such as why nothing was held out
     places: Mapping[str, str] | None = None  # what lies where: "results" -> a path
@@ -37,7 +37,7 @@ def best_trial(
     """Find the pattern that the report is about."""
     return state.trial(state.best_pattern) or leader(state)
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #60ac73df
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #ec3c34c0
 def score_sentence(
     score: Score,  # a mean with its interval
 ) -> str:  # "0.84 (95 % interval 0.71 to 0.93, 40 questions)"
@@ -63,10 +63,10 @@ def tie_sentence(
     for tie in ties:
         low, high = number(tie.get("ci_low")), number(tie.get("ci_high"))
         bounds = f", interval {format_score(low)} to {format_score(high)}" if low is not None else ""
-        named.append(f"{tie.get('name')} (difference {format_score(number(tie.get('difference')))}{bounds})")
+        named.append(f"{tie.get('name')} (behind by {format_score(number(tie.get('difference')))}{bounds})")
     return f"As good as far as these questions can tell: {'; '.join(named)}. Take the cheapest of them."
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #2bf9531c
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #98d1d11c
 def _sureness(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
@@ -86,7 +86,9 @@ def _sureness(
         )
     counts = [found.count for found in (held_out, score) if found is not None and found.count is not None]
     if counts and min(counts) < SMALL_BENCHMARK:
-        sentences.append(f"Fewer than {SMALL_BENCHMARK} questions: differences may be chance.")
+        sentences.append(
+            f"Fewer than {SMALL_BENCHMARK} questions ({min(counts)}): differences may be chance."
+        )
     return [*sentences, tie_sentence(best.name, told.ties)]
 
 # %% ../../nbs/06_dashboard/17_report_answer.ipynb #80599abc

@@ -157,9 +157,8 @@ def _trial_events(
         ),
     ]
 
-# %% ../../nbs/06_dashboard/08_sample.ipynb #76566a5f
+# %% ../../nbs/06_dashboard/08_sample.ipynb #c4afba9a
 def _opening() -> list[Event]:
-    optimization, label = ExperimentStep.OPTIMIZATION, "Evaluating configurations"
     started = RunStarted(
         at=0.0,
         run_name="larkspur-handbook",
@@ -173,7 +172,6 @@ def _opening() -> list[Event]:
     return [
         started,
         StatusChanged(at=0.0, level=LogLevel.WARNING, message=message, step=ExperimentStep.CHUNKING),
-        PhaseStarted(at=0.0, step=optimization, label=label, total=12, unit="patterns"),
     ]
 
 
@@ -181,19 +179,11 @@ def sample_events(
     finished: bool = True,  # False leaves the run in the middle
 ) -> list[Event]:  # the events of a run, in order
     """Tell the whole sample run."""
-    optimization, label = ExperimentStep.OPTIMIZATION, "Evaluating configurations"
     events = _opening()
     for iteration in range(5):
         events += _trial_events(iteration, 20.0 * iteration)
-        events.append(
-            PhaseAdvanced(at=20.0 * iteration + 20, step=optimization, label=label, done=iteration + 1)
-        )
     if not finished:
         settings = {**SAMPLE_PATTERNS[2].settings, "chunk_size": 64}
         started = TrialStarted(at=100.0, name="Pattern6", iteration=5, configuration=settings)
         return [*events, started, *_trial_events(1, 100.0)[1:3]]
-    return [
-        *events,
-        PhaseFinished(at=100.0, step=optimization, label=label, done=5, seconds=100.0),
-        RunFinished(at=100.0, state="stopped", best_pattern="Pattern2", seconds=100.0),
-    ]
+    return [*events, RunFinished(at=100.0, state="stopped", best_pattern="Pattern2", seconds=100.0)]

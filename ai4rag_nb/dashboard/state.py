@@ -99,7 +99,7 @@ class TrialState:
         name = metric.rpartition(":")[2]
         return next((value for key, value in answer.scores.items() if key.rpartition(":")[2] == name), None)
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #3839b6ea
+# %% ../../nbs/06_dashboard/03_state.ipynb #bf0af7aa
 @dataclass(frozen=True)
 class DashboardState:
     """Hold everything that a dashboard shows."""
@@ -110,7 +110,8 @@ class DashboardState:
     max_evaluations: int = 0  # how many configurations at most
     combinations: int = 0  # how many the search space holds
     expected_questions: int = 0  # how many questions every configuration answers
-    resumed: int = 0  # how many configurations were known before
+    resumed: int = 0  # how many configurations were evaluated before this run
+    unseen: int = 0  # how many of those the events have not told
     started_at: float | None = None  # when the run began, seconds since 1970
     last_at: float | None = None  # when the last event came, seconds since 1970
     seconds: float | None = None  # how long the run took, once it has ended
@@ -137,11 +138,12 @@ class DashboardState:
         """Say how long the run has been going on, or how long it took."""
         if self.seconds is not None or self.started_at is None:
             return self.seconds
-        until = now if now is not None else self.last_at
-        return max(0.0, (until if until is not None else self.started_at) - self.started_at)
+        return max(0.0, (now or self.last_at or self.started_at) - self.started_at)
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #5bfa7fa6
+# %% ../../nbs/06_dashboard/03_state.ipynb #e52171d5
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
+    same = event.resumed > 0 and event.run_name == state.run_name
+    kept = tuple(trial for trial in state.trials if trial.state in ("completed", "failed")) if same else ()
     return DashboardState(
         run_name=event.run_name,
         run_state="running",
@@ -150,7 +152,10 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
         combinations=event.combinations,
         expected_questions=event.questions,
         resumed=event.resumed,
+        unseen=max(0, event.resumed - len(kept)),
         started_at=event.at,
+        trials=kept,
+        questions=state.questions if same else {},
     )
 
 
