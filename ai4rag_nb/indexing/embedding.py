@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['SHORT_TEXT', 'EmbeddingModelFacts', 'BaseEmbeddingModel', 'measure_texts', 'check_window', 'embed_in_order',
-           'WrappedEmbeddingModel', 'remembered_fact', 'CachedEmbeddingModel']
+           'WrappedEmbeddingModel', 'remembered_fact', 'CachedEmbeddingModel', 'kept_vectors', 'embedded_vectors']
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #ad18931e
+# %% ../../nbs/01_indexing/09_embedding.ipynb #27861230
 class EmbeddingModelFacts(ABC):
     """Say what a model is."""
 
@@ -57,6 +57,13 @@ class EmbeddingModelFacts(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Give everything that the vectors depend on, without secrets."""
 
+    def overlong_texts(
+        self,
+        texts: list[str],  # passages to measure
+    ) -> OverlongReport:  # which of them do not fit
+        """Measure which texts are longer than the window."""
+        return measure_texts(self, texts)
+
     @property
     def name(self) -> str:
         """Give a short name for tables."""
@@ -67,7 +74,7 @@ class EmbeddingModelFacts(ABC):
         """Give the text that makes this model again."""
         return self.model_id
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #b130a94c
+# %% ../../nbs/01_indexing/09_embedding.ipynb #9d495842
 class BaseEmbeddingModel(EmbeddingModelFacts):
     """Turn texts into vectors."""
 
@@ -101,22 +108,15 @@ class BaseEmbeddingModel(EmbeddingModelFacts):
         """Embed one question."""
         return self.embed_queries([text])[0]
 
-    def overlong_texts(
-        self,
-        texts: list[str],  # passages to measure
-    ) -> OverlongReport:  # which of them do not fit
-        """Measure which texts are longer than the window."""
-        return measure_texts(self, texts)
-
     def close(self) -> None:
         """Give back what the model holds; most hold nothing."""
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #204dca07
+# %% ../../nbs/01_indexing/09_embedding.ipynb #172b63a2
 SHORT_TEXT = 64  # tokens that every model can read
 
 
 def measure_texts(
-    model: BaseEmbeddingModel,  # whose window counts
+    model: EmbeddingModelFacts,  # whose window counts
     texts: list[str],  # passages to measure
 ) -> OverlongReport:  # which of them do not fit
     """Measure texts against the window of a model."""
@@ -147,7 +147,7 @@ def check_window(
             remedy="Use smaller chunks or a model with a larger window.",
         )
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #95cf455f
+# %% ../../nbs/01_indexing/09_embedding.ipynb #beb7889c
 def embed_in_order(
     model: BaseEmbeddingModel,  # who embeds
     texts: list[str],  # texts, equal ones allowed
@@ -168,10 +168,10 @@ def embed_in_order(
             vectors.update(zip(named, check_vectors(batch, named, None), strict=True))
             if on_progress:
                 on_progress(len(vectors), len(distinct))
-    lengths = {len(vector) for vector in vectors.values()}
+    lengths = sorted({len(vector) for vector in vectors.values()})
     if len(vectors) != len(distinct) or len(lengths) != 1:
         raise IndexingError(
-            f"'{model.name}' gave {len(vectors)} vectors of {sorted(lengths)} dimensions for {len(distinct)} texts."
+            f"'{model.name}' gave {len(vectors)} vectors of {lengths} dimensions for {len(distinct)} texts."
         )
     return np.stack([vectors[text] for text in texts])
 
@@ -225,13 +225,17 @@ def remembered_fact(
         put_json(wrapped.cache, _FACTS, key, known)
     return known[0]
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #40793a88
+# %% ../../nbs/01_indexing/09_embedding.ipynb #c40ef34d
 @dataclass(frozen=True)
 class CachedEmbeddingModel(WrappedEmbeddingModel):
     """Embed each distinct text once per model, for all threads and all runs of a workspace."""
 
     checks_window_later = True  # kept vectors were measured when they were made
     _flights: InFlight = field(default_factory=InFlight, init=False, repr=False, compare=False)
+
+    def close(self) -> None:
+        """Close the wrapped model; the cache belongs to the caller."""
+        self.model.close()
 
     def encode_batches(
         self,
@@ -243,11 +247,12 @@ class CachedEmbeddingModel(WrappedEmbeddingModel):
         wanted = {content_key(prefix, text): position for position, text in enumerate(texts)}
         before = self.counts.texts_saved
         while wanted:
-            yield from self._kept(wanted, list(wanted))
+            yield from kept_vectors(self, wanted, list(wanted))
             claimed = self._flights.claim(list(wanted))
             try:
-                yield from self._kept(wanted, claimed)
-                yield from self._embedded(wanted, [key for key in claimed if key in wanted], texts, role)
+                yield from kept_vectors(self, wanted, claimed)
+                missing = {key: texts[wanted[key]] for key in claimed if key in wanted}
+                yield from embedded_vectors(self, wanted, missing, role)
             finally:
                 self._flights.release(claimed)
             if wanted:
@@ -255,37 +260,35 @@ class CachedEmbeddingModel(WrappedEmbeddingModel):
         if self.counts.texts_saved - before == len(texts):
             self.counts.add(calls_saved=1)
 
-    def _kept(
-        self,
-        wanted: dict[str, int],  # positions by key; what is found is taken out
-        keys: list[str],  # which of them to look up
-    ) -> Batches:  # at most one batch
-        found = self.cache.get_many(_KIND, keys)
-        if found:
-            self.counts.add(texts_saved=len(found))
-            vectors = np.stack([np.frombuffer(value, dtype="<f4") for value in found.values()])
-            yield [wanted.pop(key) for key in found], vectors
+# %% ../../nbs/01_indexing/09_embedding.ipynb #ba8f1c32
+def kept_vectors(
+    cached: CachedEmbeddingModel,  # whose cache is read
+    wanted: dict[str, int],  # positions by key; what is found is taken out
+    keys: list[str],  # which of them to look up
+) -> Batches:  # at most one batch
+    """Give the vectors that are there."""
+    found = cached.cache.get_many(_KIND, keys)
+    if found:
+        cached.counts.add(texts_saved=len(found))
+        vectors = np.stack([np.frombuffer(value, dtype="<f4") for value in found.values()])
+        yield [wanted.pop(key) for key in found], vectors
 
-    def _embedded(
-        self,
-        wanted: dict[str, int],  # positions by key; what is embedded is taken out
-        keys: list[str],  # claimed keys that are not kept yet
-        texts: list[str],  # all texts of the call
-        role: str,  # "document" or "query"
-    ) -> Batches:  # batches as they become ready
-        missing = [texts[wanted[key]] for key in keys]
-        if not missing:
-            return
-        check_window(self, missing)
-        with closing(self.model.encode_batches(missing, role)) as batches:
-            for positions, vectors in batches:
-                named = [missing[position] for position in positions]
-                vectors = check_vectors(vectors, named, None).astype("<f4")
-                done = [keys[position] for position in positions]
-                rows = zip(done, vectors, strict=True)
-                self.cache.put_many(_KIND, {key: vector.tobytes() for key, vector in rows})
-                yield [wanted.pop(key) for key in done], vectors
 
-    def close(self) -> None:
-        """Close the wrapped model; the cache belongs to the caller."""
-        self.model.close()
+def embedded_vectors(
+    cached: CachedEmbeddingModel,  # whose model embeds
+    wanted: dict[str, int],  # positions by key; what is embedded is taken out
+    missing: dict[str, str],  # texts by claimed key
+    role: str,  # "document" or "query"
+) -> Batches:  # batches as they become ready
+    """Embed what is not there and keep each batch before it is handed on."""
+    keys, texts = list(missing), list(missing.values())
+    if not texts:
+        return
+    check_window(cached, texts)
+    with closing(cached.model.encode_batches(texts, role)) as batches:
+        for positions, vectors in batches:
+            vectors = check_vectors(vectors, [texts[position] for position in positions], None).astype("<f4")
+            done = [keys[position] for position in positions]
+            rows = zip(done, vectors, strict=True)
+            cached.cache.put_many(_KIND, {key: vector.tobytes() for key, vector in rows})
+            yield [wanted.pop(key) for key in done], vectors

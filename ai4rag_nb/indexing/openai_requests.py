@@ -77,10 +77,11 @@ def shown_address(
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}".rstrip("/")
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #773c5606
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #57c91613
 _LONGEST_MESSAGE = 300  # characters of a service's message that are shown
 _NO_MODEL = re.compile(
-    r"model[_ ]not[_ ]found|model\b.{0,80}\b(does not exist|not found|not exist|unknown|not available|not supported)"
+    r"model[_ ]not[_ ]found|(does not|doesn't) have access to model"
+    r"|model\b.{0,80}\b(does not exist|not found|not exist|unknown|not available|not supported)"
     r"|(unknown|invalid|no such|unsupported) model",
     re.IGNORECASE,
 )
@@ -99,7 +100,7 @@ def service_message(
         return "a web page"
     return normalise(text)[:_LONGEST_MESSAGE]
 
-
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #bb30d1db
 def failure_kind(
     status: int,  # the HTTP status
     message: str,  # the service's sentence
@@ -149,7 +150,7 @@ class ServiceClient:
         """Fetch something."""
         return request_with_retries(self, "get", path, None)
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #ee622179
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #ffe11b96
 def request_with_retries(
     service: ServiceClient,  # who is asked
     method: str,  # "get" or "post"
@@ -171,7 +172,7 @@ def request_with_retries(
         time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
 
-
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #85e8dbec
 def request_once(
     service: ServiceClient,  # who is asked
     method: str,  # "get" or "post"
@@ -197,7 +198,7 @@ def request_once(
         raise failure
     return answer
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #35df74a1
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #e5b67417
 def answer_body(
     service: ServiceClient,  # who is asked
     method: str,  # "get" or "post"
@@ -220,14 +221,13 @@ def answer_body(
             raise ServiceError("web_page", f"'{service.address}' answered with a web page instead of JSON.")
         answer = json.loads(text)
     if not isinstance(answer, dict):
-        raise ServiceError(
-            "broken", f"'{service.address}' answered with a {type(answer).__name__} instead of an object."
-        )
+        form = type(answer).__name__
+        raise ServiceError("broken", f"'{service.address}' answered with a {form} instead of an object.")
     if answer.get("error"):
         raise refusal(service, 200, answer)
     return answer
 
-
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #ddb16ff7
 def refusal(
     service: ServiceClient,  # who refused
     status: int,  # the HTTP status

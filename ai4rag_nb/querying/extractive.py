@@ -31,7 +31,7 @@ from .sentences import split_sentences
 
 # %% auto #0
 __all__ = ['DEFAULT_THRESHOLD', 'candidate_sentences', 'word_stems', 'promising', 'VectorMemory', 'readable_beginning',
-           'ExtractiveFoundationModel', 'at_hand']
+           'ReaderSettings', 'ExtractiveFoundationModel', 'at_hand']
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #c25fbc1a
 _TITLE_WORDS = 12  # a line of at most so many words without a stop looks like a title
@@ -84,7 +84,7 @@ def promising(
     best = sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most]
     return [sentences[place] for place in sorted(best)]
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #76f2f80d
+# %% ../../nbs/02_querying/03_extractive.ipynb #20dc5663
 _MOST_VECTORS = 20_000  # kept in memory: about 30 MB
 
 
@@ -117,7 +117,7 @@ class VectorMemory:
                 self.vectors.popitem(last=False)
         return made
 
-
+# %% ../../nbs/02_querying/03_extractive.ipynb #77a423b9
 def readable_beginning(
     model: BaseEmbeddingModel,  # whose window counts
     text: str,  # a sentence
@@ -131,16 +131,16 @@ def readable_beginning(
         text = text[: len(text) * 3 // 4]
     return text
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #2e9df353
+# %% ../../nbs/02_querying/03_extractive.ipynb #76e1b371
 DEFAULT_THRESHOLD = 0.3  # similarity below which the reader abstains
 
 
 @dataclass(frozen=True)
-class ExtractiveFoundationModel(BaseFoundationModel):
-    """Answer with the nearest sentence of the passages, or abstain."""
+class ReaderSettings(BaseFoundationModel):
+    """Hold the settings of the extractive reader."""
 
     embedding_model: BaseEmbeddingModel = field(repr=False)  # compares sentences with the question
-    threshold: float = DEFAULT_THRESHOLD  # similarity below which it abstains, from -1 to 1
+    threshold: float = DEFAULT_THRESHOLD  # similarity below which it abstains
     sentences: int = 1  # sentences of an answer at most
     most_candidates: int = 16  # sentences that are compared for one question
     model_id: str = "extractive"
@@ -149,18 +149,10 @@ class ExtractiveFoundationModel(BaseFoundationModel):
 
     def __post_init__(self) -> None:
         if not -1 <= self.threshold <= 1:
-            raise ModelSettingsError(
-                f"The threshold is {self.threshold}.", remedy="Give a similarity from -1 to 1."
-            )
-        if self.sentences < 1 or self.most_candidates < self.sentences:
-            raise ModelSettingsError(
-                "The reader needs at least one sentence, and as many candidates as sentences."
-            )
-
-    @property
-    def spec(self) -> str:
-        """Give the text that makes this model again."""
-        return "local:extractive"
+            said = f"The threshold is {self.threshold}."
+            raise ModelSettingsError(said, remedy="Give a similarity from -1 to 1.")
+        if not 1 <= self.sentences <= self.most_candidates:
+            raise ModelSettingsError("The reader needs a sentence, and as many candidates as sentences.")
 
     def fingerprint(self) -> dict[str, Any]:
         """Give the settings and the embedding model's fingerprint."""
@@ -175,6 +167,12 @@ class ExtractiveFoundationModel(BaseFoundationModel):
             **settings,
             "embedding": self.embedding_model.fingerprint(),
         }
+
+# %% ../../nbs/02_querying/03_extractive.ipynb #c53866a4
+class ExtractiveFoundationModel(ReaderSettings):
+    """Answer with the nearest sentence of the passages, or abstain."""
+
+    spec = "local:extractive"  # type: ignore[assignment]
 
     def prepare(
         self,
@@ -207,9 +205,9 @@ class ExtractiveFoundationModel(BaseFoundationModel):
         reason = "stop" if chosen else "abstained"
         return Generation(text, 0, 0, reason, time.perf_counter() - started, refused=not chosen)
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #2f30933d
+# %% ../../nbs/02_querying/03_extractive.ipynb #ab1dba07
 def at_hand(
-    model: ExtractiveFoundationModel,  # whose embedding model compares
+    model: ReaderSettings,  # whose embedding model compares
     questions: Sequence[str],  # what is asked
     texts: Sequence[str],  # sentences
 ) -> tuple[np.ndarray, np.ndarray]:  # normalised vectors of the questions and of the sentences

@@ -32,9 +32,10 @@ from ai4rag_nb.querying.generation import (
 from .openai_generation import answer_parameters, answer_text, token_usage
 
 # %% auto #0
-__all__ = ['check_runtime', 'gguf_file', 'Runtime', 'loaded_server', 'file_checksum', 'GGUFFoundationModel', 'asked_runtime']
+__all__ = ['check_runtime', 'gguf_file', 'Runtime', 'loaded_server', 'file_checksum', 'GGUFSettings', 'GGUFFoundationModel',
+           'asked_runtime']
 
-# %% ../../nbs/02_querying/04_gguf.ipynb #b87b1207
+# %% ../../nbs/02_querying/04_gguf.ipynb #7e952e1c
 _RUNTIME = "xllamacpp"  # the package that runs the model
 
 
@@ -43,9 +44,8 @@ def check_runtime(
 ) -> None:
     """Refuse to go on without the runtime."""
     if find_spec(package) is None:
-        raise NotAvailableError(
-            f"GGUF models need the package '{package}'.", remedy="Run 'pip install ai4rag_nb[gguf]'."
-        )
+        remedy = "Run 'pip install ai4rag_nb[gguf]'."
+        raise NotAvailableError(f"GGUF models need the package '{package}'.", remedy=remedy)
 
 
 def gguf_file(
@@ -53,18 +53,15 @@ def gguf_file(
 ) -> Path:  # the file, which is there and has the right format
     """Check that a file is a GGUF file."""
     file = Path(path).expanduser()
+    remedy = "Give the path of a file in the GGUF format."
     if not file.is_file():
-        raise ModelSettingsError(
-            f"There is no model file '{path}'.", remedy="Give the path of a file in the GGUF format."
-        )
+        raise ModelSettingsError(f"There is no model file '{path}'.", remedy=remedy)
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise ModelSettingsError(
-                f"'{path}' is no GGUF file.", remedy="Give the path of a file in the GGUF format."
-            )
+            raise ModelSettingsError(f"'{path}' is no GGUF file.", remedy=remedy)
     return file
 
-# %% ../../nbs/02_querying/04_gguf.ipynb #5bce501c
+# %% ../../nbs/02_querying/04_gguf.ipynb #c4931149
 class Runtime:
     """Hold a loaded model, read when it is first needed."""
 
@@ -88,7 +85,7 @@ class Runtime:
                 self.server = loaded_server(self.path, self.context_length, self.threads)
             return self.server.handle_chat_completions(request)
 
-
+# %% ../../nbs/02_querying/04_gguf.ipynb #38404fc2
 def loaded_server(
     path: Path,  # the model's file
     context_length: int,  # tokens of prompt and answer together
@@ -105,11 +102,10 @@ def loaded_server(
     try:
         return xllamacpp.Server(params)
     except Exception as error:  # the runtime raises plain exceptions
-        raise ModelSettingsError(
-            f"The model '{path.name}' cannot be read: {error}.", remedy="Fetch the file again."
-        ) from error
+        said = f"The model '{path.name}' cannot be read: {error}."
+        raise ModelSettingsError(said, remedy="Fetch the file again.") from error
 
-# %% ../../nbs/02_querying/04_gguf.ipynb #9454e5d5
+# %% ../../nbs/02_querying/04_gguf.ipynb #d2396c26
 _SEED = 64  # of the sampling
 
 
@@ -123,10 +119,10 @@ def file_checksum(
             digest.update(block)
     return digest.hexdigest()
 
-
+# %% ../../nbs/02_querying/04_gguf.ipynb #fb0eea24
 @dataclass(frozen=True)
-class GGUFFoundationModel(BaseFoundationModel):
-    """Answer with a language model from a GGUF file."""
+class GGUFSettings(BaseFoundationModel):
+    """Hold the settings of a model from a file."""
 
     path: str | Path  # the model's file
     params: Mapping[str, Any] | None = None  # "temperature" and "max_completion_tokens"
@@ -144,6 +140,10 @@ class GGUFFoundationModel(BaseFoundationModel):
         file = gguf_file(self.path)
         object.__setattr__(self, "params", answer_parameters(self.params))
         object.__setattr__(self, "runtime", Runtime(file, self.context_length, self.threads))
+
+# %% ../../nbs/02_querying/04_gguf.ipynb #a992c58c
+class GGUFFoundationModel(GGUFSettings):
+    """Answer with a language model from a GGUF file."""
 
     @property
     def model_id(self) -> str:  # type: ignore[override]

@@ -85,7 +85,7 @@ def service_client(
 
     return openai.OpenAI(base_url=address, api_key=key, max_retries=0)
 
-# %% ../../nbs/02_querying/05_models.ipynb #55f3e064
+# %% ../../nbs/02_querying/05_models.ipynb #08339695
 def embedding_model(
     spec: str = "default",  # a SPEC
     cache: Cache | None = None,  # where vectors are kept; without one nothing is kept
@@ -102,9 +102,8 @@ def embedding_model(
     elif parts.name == "static":
         model = StaticEmbeddingModel.load()
     elif parts.name in ("extractive", "gguf") or parts.name.startswith("gguf:"):
-        raise ModelSettingsError(
-            f"'{spec}' answers questions; it embeds no texts.", remedy=f"Use '{DEFAULT_EMBEDDING}'."
-        )
+        remedy = f"Use '{DEFAULT_EMBEDDING}'."
+        raise ModelSettingsError(f"'{spec}' answers questions; it embeds no texts.", remedy=remedy)
     else:
         known = suggestion(parts.name, [*PACKAGED_MODELS, "static"])
         if known and parts.name not in PACKAGED_MODELS and not os.path.isdir(os.path.expanduser(parts.name)):
@@ -112,16 +111,15 @@ def embedding_model(
         model = LocalEmbeddingModel.load(parts.name, params)
     return model if cache is None else CachedEmbeddingModel(model, cache)
 
-# %% ../../nbs/02_querying/05_models.ipynb #bd6b5db6
+# %% ../../nbs/02_querying/05_models.ipynb #0516453c
 def foundation_model(
     spec: str = "default",  # a SPEC
     cache: Cache | None = None,  # where answers are kept; without one nothing is kept
     embedding_model: BaseEmbeddingModel
     | None = None,  # for the extractive reader; without it, the packaged MiniLM
     params: Mapping[str, Any]
-    | None = None,  # "temperature", "max_completion_tokens"; of the reader "threshold", "sentences"
-    templates: Mapping[str, str]
-    | None = None,  # "context_template_text", "user_message_text", "system_message_text"
+    | None = None,  # "temperature", "max_completion_tokens"; the reader's "threshold"
+    templates: Mapping[str, str] | None = None,  # "context_template_text" and the other templates, by name
     settings: Settings | None = None,  # time and retries of requests
     environment: Mapping[str, str] | None = None,  # for the service's address and key
 ) -> BaseFoundationModel:  # the model, with its memory
@@ -130,8 +128,8 @@ def foundation_model(
     texts: dict[str, Any] = dict(templates or {})
     model: BaseFoundationModel
     if parts.provider == "openai":
-        times = {"timeout": settings.request_timeout_seconds, "retries": settings.request_retries}
-        model = OpenAIFoundationModel(parts.name, service_client(environment), params, **texts, **times)
+        texts |= {"timeout": settings.request_timeout_seconds, "retries": settings.request_retries}
+        model = OpenAIFoundationModel(parts.name, service_client(environment), params, **texts)
     elif parts.name == "extractive":
         model = ExtractiveFoundationModel(
             embedding_model or default_embedding(cache), **reader_parameters(params)
@@ -139,14 +137,12 @@ def foundation_model(
     elif parts.name.startswith("gguf:"):
         model = GGUFFoundationModel(parts.name.removeprefix("gguf:"), params, **texts)
     else:
-        remedy = (
-            suggestion(parts.name, ["extractive", "gguf:PATH"])
-            or f"There are '{DEFAULT_GENERATION}' and 'local:gguf:PATH'."
-        )
+        others = f"There are '{DEFAULT_GENERATION}' and 'local:gguf:PATH'."
+        remedy = suggestion(parts.name, ["extractive", "gguf:PATH"]) or others
         raise ModelSettingsError(f"There is no local answering model '{parts.name}'.", remedy=remedy)
     return model if cache is None else CachedFoundationModel(model, cache)
 
-
+# %% ../../nbs/02_querying/05_models.ipynb #7ab82cdf
 def default_embedding(
     cache: Cache | None,  # where vectors are kept
 ) -> BaseEmbeddingModel:  # the packaged MiniLM
@@ -167,7 +163,7 @@ def reader_parameters(
             raise ModelSettingsError(f"'{name}' is {value!r}.", remedy="Give a number.")
     return dict(params or {})
 
-# %% ../../nbs/02_querying/05_models.ipynb #96f0d388
+# %% ../../nbs/02_querying/05_models.ipynb #c1901850
 def check_service(
     model: BaseEmbeddingModel | BaseFoundationModel,  # any model; those without a service pass
 ) -> None:
@@ -194,6 +190,5 @@ def check_model(
     except InputError:
         raise
     except AI4RAGError as error:
-        raise ModelSettingsError(
-            f"The model '{model.spec}' does not work. {error.message}", remedy=error.remedy
-        ) from None
+        said = f"The model '{model.spec}' does not work. {error.message}"
+        raise ModelSettingsError(said, remedy=error.remedy) from None

@@ -28,8 +28,8 @@ from ai4rag_nb.querying.generation import (
 )
 
 # %% auto #0
-__all__ = ['DEFAULT_PARAMETERS', 'answer_parameters', 'answer_text', 'token_usage', 'AcceptedFields', 'OpenAIFoundationModel',
-           'asked']
+__all__ = ['DEFAULT_PARAMETERS', 'answer_parameters', 'answer_text', 'token_usage', 'AcceptedFields', 'ServiceAnsweringSettings',
+           'OpenAIFoundationModel', 'asked']
 
 # %% ../../nbs/02_querying/02_openai_generation.ipynb #c47371a4
 DEFAULT_PARAMETERS: Mapping[str, Any] = {"temperature": 0.1, "max_completion_tokens": 1024}
@@ -117,10 +117,10 @@ class AcceptedFields:
                 self.temperature = False
             return self.limit_name not in sent or ("temperature" in sent and not self.temperature)
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #6fa7f4ca
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #c845ce2b
 @dataclass(frozen=True)
-class OpenAIFoundationModel(BaseFoundationModel):
-    """Answer with a service that speaks the OpenAI protocol."""
+class ServiceAnsweringSettings(BaseFoundationModel):
+    """Hold the settings of an answering model behind a service."""
 
     model_id: str  # the service's name of the model
     client: Any = field(repr=False, compare=False)  # an openai.OpenAI client
@@ -152,14 +152,14 @@ class OpenAIFoundationModel(BaseFoundationModel):
         """Give the text that makes this model again."""
         return f"openai:{self.model_id}"
 
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #ee59866a
+class OpenAIFoundationModel(ServiceAnsweringSettings):
+    """Answer with a service that speaks the OpenAI protocol."""
+
     def fingerprint(self) -> dict[str, Any]:
         """Give the service, the model and its parameters; the templates are in the messages."""
-        return {
-            "kind": "openai",
-            "address": self.service.address,
-            "model": self.model_id,
-            "params": dict(self.params or {}),
-        }
+        named = {"kind": "openai", "address": self.service.address, "model": self.model_id}
+        return named | {"params": dict(self.params or {})}
 
     def generate(
         self,
@@ -179,7 +179,7 @@ class OpenAIFoundationModel(BaseFoundationModel):
             text, read, written, reason, time.perf_counter() - started, refused=is_refusal(text)
         )
 
-
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #0c60f7c2
 def asked(
     model: OpenAIFoundationModel,  # who is asked
     messages: list[Message],  # the whole conversation

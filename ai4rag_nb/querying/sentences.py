@@ -11,83 +11,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# %% ../../nbs/02_querying/02a_sentences.ipynb #da813aa0
+# %% ../../nbs/02_querying/02a_sentences.ipynb #69a00268
 _ABBREVIATIONS = frozenset(
-    [
-        "e.g",
-        "i.e",
-        "cf",
-        "vs",
-        "dr",
-        "mr",
-        "mrs",
-        "ms",
-        "prof",
-        "st",
-        "al",
-        "approx",
-        "ca",
-        "resp",
-        "incl",
-        "viz",
-    ]
-    + [
-        "dept",
-        "gen",
-        "col",
-        "sgt",
-        "capt",
-        "lt",
-        "rev",
-        "hon",
-        "messrs",
-        "mt",
-        "z.b",
-        "d.h",
-        "u.a",
-        "bzw",
-        "ggf",
-    ]
+    "e.g i.e cf vs dr mr mrs ms prof st al approx ca resp incl viz "  # noqa: SIM905
+    "dept gen col sgt capt lt rev hon messrs mt z.b d.h u.a bzw ggf".split()
 )
 _BEFORE_NUMBERS = frozenset(
-    [
-        "no",
-        "nos",
-        "nr",
-        "fig",
-        "figs",
-        "eq",
-        "eqs",
-        "sec",
-        "sect",
-        "ch",
-        "chap",
-        "vol",
-        "p",
-        "pp",
-        "art",
-        "abs",
-        "tab",
-    ]
-    + [
-        "min",
-        "max",
-        "ver",
-        "v",
-        "tel",
-        "ext",
-        "ed",
-        "jan",
-        "feb",
-        "mar",
-        "apr",
-        "jun",
-        "jul",
-        "aug",
-        "sep",
-        "sept",
-    ]
-    + ["oct", "nov", "dec"]
+    "no nos nr fig figs eq eqs sec sect ch chap vol p pp art abs tab min max ver v tel ext ed "  # noqa: SIM905
+    "jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
 _END = re.compile(r"[.!?…]+[\"')\]”’»*_`]*(?=\s)|[。！？]+[」』）”]*")
 _LAST_WORDS = re.compile(r"(?:(\S+)\s+)?[\"'(\[“‘«*_`]*(\S+?)\.+[\"')\]”’»*_`]*$")
@@ -151,7 +82,7 @@ def cut_span(
     if start < end:
         yield start, end
 
-# %% ../../nbs/02_querying/02a_sentences.ipynb #c7a4aa40
+# %% ../../nbs/02_querying/02a_sentences.ipynb #ca222f6c
 @dataclass(frozen=True)
 class Sentence:
     """Hold the place of one sentence, item, row, heading or piece of code."""
@@ -180,7 +111,7 @@ def line_spans(
         position += len(line)
     return spans
 
-
+# %% ../../nbs/02_querying/02a_sentences.ipynb #3ebd8b4a
 def continues(
     line: str,  # a line of running text
     following: str,  # the line below it
@@ -190,7 +121,7 @@ def continues(
         return True
     return len(line) >= 50 or line.rstrip()[-1:] in tuple(_STOPS)
 
-# %% ../../nbs/02_querying/02a_sentences.ipynb #3a3646db
+# %% ../../nbs/02_querying/02a_sentences.ipynb #a7b31ff3
 def blocks_of(
     text: str,  # a passage
 ) -> Iterator[tuple[int, int, str]]:  # (start, end, kind) of each block
@@ -220,7 +151,7 @@ def blocks_of(
             yield start + (len(item[0]) if item else 0), lines[last][1], kind
             number = last + 1
 
-
+# %% ../../nbs/02_querying/02a_sentences.ipynb #feede9e8
 def code_block(
     text: str,  # the whole passage
     lines: list[tuple[int, int]],  # its lines
