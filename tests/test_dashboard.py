@@ -332,6 +332,19 @@ def test_the_leaderboard_ranks_by_the_metric_it_is_asked_for() -> None:
     )
 
 
+def test_what_lost_too_many_questions_cannot_win() -> None:
+    payload, rows = sample_payload(1)
+    events = [
+        *sample_events(),
+        TrialFinished(
+            at=101.0, name="Best", payload={**payload, "state": "incomplete"}, evaluation_results=rows
+        ),
+    ]
+    state = fold(DashboardState(), events)
+    assert (None, "Best") in [(rank, trial.name) for rank, trial in ranked_trials(state)]
+    assert "! incomplete" in render_leaderboard(state)
+
+
 def test_small_benchmarks_and_constant_metrics_are_told() -> None:
     state = fold(DashboardState(), sample_events())
     assert [note for note in leaderboard_notes(state) if "Only 10 questions" in note]
@@ -567,7 +580,7 @@ def test_a_fault_in_drawing_does_not_reach_the_run(monkeypatch: pytest.MonkeyPat
     dashboard = Dashboard(repaints_per_second=60)
     assert dashboard.widget is not None
 
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no picture")
 
     monkeypatch.setattr(dashboard._screen, "paint", broken)
@@ -669,7 +682,7 @@ def test_bars_of_a_notebook_stay_in_their_box(monkeypatch: pytest.MonkeyPatch) -
 
     box = VBox()
     monkeypatch.setattr(progress_module, "in_notebook", lambda: True)
-    monkeypatch.setattr(progress_module, "_displayed_box", lambda: box)
+    monkeypatch.setattr(progress_module, "displayed_box", lambda: box)
     bars = ProgressBars()
     bus = EventBus([bars])
     bars.show()

@@ -83,7 +83,7 @@ class StatePage:
         """Draw the page as it is now, for any place that shows HTML."""
         return framed(render_snapshot(self.state, self.selection))
 
-# %% ../../nbs/06_dashboard/16_dashboard.ipynb #1690112c
+# %% ../../nbs/06_dashboard/16_dashboard.ipynb #d93278c8
 class _LivePage(StatePage):
     """Show the state of a run in widgets that follow it."""
 
@@ -120,8 +120,8 @@ class _LivePage(StatePage):
         if self._screen is not None:
             state = self.state
             going_on = state.run_state in ("waiting", "running")
-            self._screen.paint(state, self.selection, self._clock() if self._live and going_on else None)
-            self._screen.show_stop(going_on and self.on_stop is not None)
+            now = self._clock() if self._live and going_on else None
+            self._screen.paint(state, self.selection, now, stoppable=going_on and self.on_stop is not None)
 
 # %% ../../nbs/06_dashboard/16_dashboard.ipynb #7866ee77
 class Dashboard(_LivePage, BaseEventHandler):

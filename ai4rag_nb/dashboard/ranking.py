@@ -8,7 +8,7 @@ __all__ = ['ranked_trials', 'leader', 'answered_trials']
 # %% ../../nbs/06_dashboard/04_ranking.ipynb #aa3a255e
 from .state import DashboardState, TrialState
 
-# %% ../../nbs/06_dashboard/04_ranking.ipynb #ca4849fd
+# %% ../../nbs/06_dashboard/04_ranking.ipynb #0c92e856
 def ranked_trials(
     state: DashboardState,  # a state
     metric: str | None = None,  # what to rank by; the optimized metric without one
@@ -17,7 +17,7 @@ def ranked_trials(
     wanted = metric or state.metric
 
     def mean(trial: TrialState) -> float | None:
-        score = trial.score(wanted) if trial.state == "completed" else None
+        score = trial.score(wanted) if trial.state in ("completed", "degraded") else None
         return None if score is None else score.mean
 
     scored = sorted(

@@ -12,13 +12,15 @@ from .ranking import leader
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, PhaseState, StepTotal
 
-# %% ../../nbs/06_dashboard/09_render_progress.ipynb #61aeb5ed
+# %% ../../nbs/06_dashboard/09_render_progress.ipynb #ca9f93f9
 _SIGNS = {
     "waiting": ("○", ""),
     "running": ("◐", "good"),
     "completed": ("✓", "good"),
     "stopped": ("■", ""),
     "interrupted": ("■", ""),
+    "degraded": ("!", "bad"),
+    "incomplete": ("!", "bad"),
     "failed": ("✕", "bad"),
 }
 
@@ -40,7 +42,7 @@ def count_trials(
         counts[trial.state] = counts.get(trial.state, 0) + 1
     return counts
 
-# %% ../../nbs/06_dashboard/09_render_progress.ipynb #4a644b3c
+# %% ../../nbs/06_dashboard/09_render_progress.ipynb #b69021c2
 def render_heading(
     state: DashboardState,  # what to show
     now: float | None = None,  # seconds since 1970; the last event's time without it
@@ -49,7 +51,7 @@ def render_heading(
     counts = count_trials(state)
     best = leader(state)
     best_score = best.score(state.metric) if best is not None else None
-    evaluated = counts.get("completed", 0)
+    evaluated = sum(trial.ended and trial.state != "failed" for trial in state.trials)
     numbers = {
         "configurations evaluated": f"{evaluated} of {state.max_evaluations}"
         if state.max_evaluations
@@ -114,7 +116,7 @@ def render_phase(
         "div", label, bar, element("span", _phase_text(phase, now), class_="quiet"), class_="phase"
     )
 
-# %% ../../nbs/06_dashboard/09_render_progress.ipynb #cc0dc50f
+# %% ../../nbs/06_dashboard/09_render_progress.ipynb #a992d575
 def render_search(
     state: DashboardState,  # what to show
     now: float,  # seconds since 1970
@@ -123,8 +125,7 @@ def render_search(
     total = min(state.max_evaluations, state.combinations) or state.max_evaluations
     if state.run_state != "running" or not total:
         return join()
-    ended = [trial for trial in state.trials if trial.state in ("completed", "failed")]
-    done = len(ended) + state.unseen
+    done = sum(trial.ended for trial in state.trials) + state.unseen
     fresh, elapsed = done - state.resumed, state.elapsed(now) or 0.0
     left = (
         f" · about {format_seconds(elapsed / fresh * (total - done))} left"

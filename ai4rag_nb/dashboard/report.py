@@ -131,14 +131,14 @@ def example_question(
 
     return answered[max(range(len(answered)), key=weight)].question_id if answered else None
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #ef31abc5
+# %% ../../nbs/06_dashboard/18_report.ipynb #5d56fddc
 def render_run(
     state: DashboardState,  # the run
     places: Mapping[str, str] | None = None,  # what lies where
 ) -> Html:  # numbers, places, times and messages
     """Show how the search was set up and what it took."""
     numbers = {
-        "evaluated": sum(trial.state == "completed" for trial in state.trials),
+        "evaluated": sum(trial.ended and trial.state != "failed" for trial in state.trials),
         "allowed": state.max_evaluations or "–",
         "in the search space": format_count(state.combinations) if state.combinations else "–",
         "questions": state.expected_questions or len(state.questions),

@@ -141,7 +141,7 @@ def _listen(
         listen_to(getattr(widgets, name), name)
     widgets.stop.on_click(clicked)
 
-# %% ../../nbs/06_dashboard/15_screen.ipynb #fb5db6dd
+# %% ../../nbs/06_dashboard/15_screen.ipynb #35ba596c
 class Screen:
     """Keep the widgets of a dashboard up to date."""
 
@@ -155,11 +155,13 @@ class Screen:
         self._lock, self._painter = threading.RLock(), 0
         _listen(self.widgets, choose, stop, lambda: threading.get_ident() == self._painter)
 
-    def show_stop(self, possible: bool) -> None:
-        """Show the button as long as there is something to stop."""
-        self.widgets.stop.layout.display = None if possible else "none"
-
-    def paint(self, state: DashboardState, selection: Selection, now: float | None) -> None:
+    def paint(
+        self,
+        state: DashboardState,  # the run
+        selection: Selection,  # what the reader chose
+        now: float | None = None,  # seconds since 1970; the last event's time without it
+        stoppable: bool = False,  # whether there is something to stop
+    ) -> None:
         """Write what has changed into the widgets."""
         chosen = resolved(selection, state)
         with self._lock:
@@ -169,6 +171,7 @@ class Screen:
                 for name, options in _choices(state, chosen).items():
                     _offer(getattr(self.widgets, name), options, values[name])
                 self.widgets.order.value = chosen.order
+                self.widgets.stop.layout.display = None if stoppable else "none"
                 for name, (reads, draw) in views_of(state, chosen, now).items():
                     if not _same(self._drawn.get(name), reads):
                         self.widgets.html[name].value = str(draw())

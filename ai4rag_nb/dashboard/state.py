@@ -63,20 +63,25 @@ class StepTotal:
     done: int = 0  # units of all of them
     seconds: float = 0.0  # time of all of them
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #18a1491a
+# %% ../../nbs/06_dashboard/03_state.ipynb #56e18e46
 @dataclass(frozen=True)
 class TrialState:
     """Hold one configuration and what came of it."""
 
     name: str  # the pattern's name
     iteration: int  # counted from 0
-    state: str  # "running", "completed", "failed" or "interrupted"
+    state: str  # "running", "completed", "degraded", "incomplete", "failed" or "interrupted"
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain values by parameter name
     scores: tuple[Score, ...] = ()  # the metrics, once completed
     answers: Mapping[str, Answer] = field(default_factory=dict)  # by question id
     seconds: float | None = None  # how long it took
     started_at: float | None = None  # when it began, seconds since 1970
     reason: str = ""  # why it failed
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether it has come to its own end."""
+        return self.state not in ("running", "interrupted")
 
     def score(
         self,
@@ -140,10 +145,10 @@ class DashboardState:
             return self.seconds
         return max(0.0, (now or self.last_at or self.started_at) - self.started_at)
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #e52171d5
+# %% ../../nbs/06_dashboard/03_state.ipynb #a098876e
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     same = event.resumed > 0 and event.run_name == state.run_name
-    kept = tuple(trial for trial in state.trials if trial.state in ("completed", "failed")) if same else ()
+    kept = tuple(trial for trial in state.trials if trial.ended) if same else ()
     return DashboardState(
         run_name=event.run_name,
         run_state="running",
