@@ -724,6 +724,15 @@ class TestAnsweringService:
             {"role": "user", "content": "Why {document}? || <doc>a {question}</doc>\n<doc>b</doc> {other}"}
         ]
 
+    def test_variants_of_one_model_are_different_models(self, stub: OpenAIStub) -> None:
+        variants: list[dict[str, Any]] = [
+            {},
+            {"params": {"temperature": 1.0}},
+            {"system_message_text": "Be brief."},
+        ]
+        prints = [str(answering_model(stub, **options).fingerprint()) for options in variants]
+        assert len(set(prints)) == 3
+
     def test_answers_are_kept_and_awaited(self, stub: OpenAIStub, tmp_path: Path) -> None:
         stub.settings.delay = 0.05
         cache = Cache.open(tmp_path / "cache.sqlite")

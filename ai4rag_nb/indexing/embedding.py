@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.tokens import TokenCounter
 
 # %% auto #0
-__all__ = ['SHORT_TEXT', 'EmbeddingModelFacts', 'BaseEmbeddingModel', 'measure_texts', 'check_window', 'embed_in_order',
-           'WrappedEmbeddingModel', 'remembered_fact', 'CachedEmbeddingModel', 'kept_vectors', 'embedded_vectors']
+__all__ = ['SHORT_TEXT', 'EmbeddingModelFacts', 'EmbeddingMeasures', 'BaseEmbeddingModel', 'measure_texts', 'check_window',
+           'embed_in_order', 'WrappedEmbeddingModel', 'remembered_fact', 'CachedEmbeddingModel', 'kept_vectors',
+           'embedded_vectors']
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #27861230
+# %% ../../nbs/01_indexing/09_embedding.ipynb #05da4341
 class EmbeddingModelFacts(ABC):
     """Say what a model is."""
 
@@ -40,8 +41,8 @@ class EmbeddingModelFacts(ABC):
     token_counter: TokenCounter  # counts tokens as the model does, or as well as can be
     counts: EmbeddingCounts  # what was done so far
     symmetric: bool = True  # whether questions and passages are encoded alike
-    refuse_overlong: bool = True  # whether texts beyond the window are an error; else the model cuts them
-    checks_window_later: bool = False  # whether `encode_batches` measures the texts itself
+    refuse_overlong: bool = True  # texts beyond the window are an error; else the model cuts them
+    checks_window_later = False  # whether `encode_batches` measures the texts itself
 
     @property
     @abstractmethod
@@ -57,13 +58,6 @@ class EmbeddingModelFacts(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Give everything that the vectors depend on, without secrets."""
 
-    def overlong_texts(
-        self,
-        texts: list[str],  # passages to measure
-    ) -> OverlongReport:  # which of them do not fit
-        """Measure which texts are longer than the window."""
-        return measure_texts(self, texts)
-
     @property
     def name(self) -> str:
         """Give a short name for tables."""
@@ -74,8 +68,22 @@ class EmbeddingModelFacts(ABC):
         """Give the text that makes this model again."""
         return self.model_id
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #9d495842
-class BaseEmbeddingModel(EmbeddingModelFacts):
+# %% ../../nbs/01_indexing/09_embedding.ipynb #cb65a619
+class EmbeddingMeasures(EmbeddingModelFacts):
+    """Measure texts, and give back what a model holds."""
+
+    def overlong_texts(
+        self,
+        texts: list[str],  # passages to measure
+    ) -> OverlongReport:  # which of them do not fit
+        """Measure which texts are longer than the window."""
+        return measure_texts(self, texts)
+
+    def close(self) -> None:
+        """Give back what the model holds; most hold nothing."""
+
+# %% ../../nbs/01_indexing/09_embedding.ipynb #ab6266be
+class BaseEmbeddingModel(EmbeddingMeasures):
     """Turn texts into vectors."""
 
     @abstractmethod
@@ -107,9 +115,6 @@ class BaseEmbeddingModel(EmbeddingModelFacts):
     ) -> np.ndarray:  # float32, shape (dimension,)
         """Embed one question."""
         return self.embed_queries([text])[0]
-
-    def close(self) -> None:
-        """Give back what the model holds; most hold nothing."""
 
 # %% ../../nbs/01_indexing/09_embedding.ipynb #172b63a2
 SHORT_TEXT = 64  # tokens that every model can read

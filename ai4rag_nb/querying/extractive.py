@@ -131,7 +131,7 @@ def readable_beginning(
         text = text[: len(text) * 3 // 4]
     return text
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #76e1b371
+# %% ../../nbs/02_querying/03_extractive.ipynb #53accd84
 DEFAULT_THRESHOLD = 0.3  # similarity below which the reader abstains
 
 
@@ -142,7 +142,7 @@ class ReaderSettings(BaseFoundationModel):
     embedding_model: BaseEmbeddingModel = field(repr=False)  # compares sentences with the question
     threshold: float = DEFAULT_THRESHOLD  # similarity below which it abstains
     sentences: int = 1  # sentences of an answer at most
-    most_candidates: int = 16  # sentences that are compared for one question
+    most_candidates: int = 12  # sentences that are compared for one question
     model_id: str = "extractive"
     counts: GenerationCounts = field(default_factory=GenerationCounts, init=False, repr=False, compare=False)
     memory: VectorMemory = field(default_factory=VectorMemory, init=False, repr=False, compare=False)

@@ -20,8 +20,8 @@ from ..indexing.embedding_checks import Counts
 # %% auto #0
 __all__ = ['REFUSAL_SENTENCE', 'DEFAULT_CONTEXT_TEMPLATE', 'DEFAULT_USER_TEMPLATE', 'DEFAULT_SYSTEM_MESSAGE', 'Message',
            'Request', 'fill_template', 'check_templates', 'is_refusal', 'Generation', 'GenerationCounts',
-           'require_text', 'PromptMaker', 'last_question', 'FoundationModelFacts', 'BaseFoundationModel',
-           'CachedFoundationModel', 'answer_once', 'unanswered']
+           'require_text', 'PromptMaker', 'template_texts', 'last_question', 'FoundationModelFacts',
+           'BaseFoundationModel', 'CachedFoundationModel', 'answer_once', 'unanswered']
 
 # %% ../../nbs/02_querying/01_generation.ipynb #de89405f
 def fill_template(
@@ -151,6 +151,13 @@ class PromptMaker:
         if not self.system_message_text or (history and history[0].get("role") == "system"):
             system = []
         return [*system, *history, {"role": "user", "content": clean_text(content)[0]}]
+
+# %% ../../nbs/02_querying/01_generation.ipynb #0a436028
+def template_texts(
+    maker: PromptMaker,  # any model
+) -> list[str]:  # its three templates
+    """List the templates, for fingerprints."""
+    return [maker.context_template_text, maker.user_message_text, maker.system_message_text]
 
 # %% ../../nbs/02_querying/01_generation.ipynb #e54b6cfa
 def last_question(
