@@ -61,3 +61,9 @@ from .querying.rag import BaseRAGTemplate as BaseRAGTemplate
 from .querying.rag import SimpleRAG as SimpleRAG
 from .querying.rag import query_rag as query_rag
 from .querying.retriever import Retriever as Retriever
+from .serving.corpora import handbook_benchmark as handbook_benchmark
+from .serving.corpora import handbook_documents as handbook_documents
+from .serving.corpora import python_reference_benchmark as python_reference_benchmark
+from .serving.corpora import python_reference_documents as python_reference_documents
+from .serving.corpora import write_handbook as write_handbook
+from .serving.corpora import write_python_reference as write_python_reference
