@@ -86,14 +86,14 @@ def _first_fault(
     place = ".".join(str(part) for part in fault["loc"] if not str(part)[:1].isupper())
     return f"{place}: {fault['msg']}" if place else fault["msg"]
 
-# %% ../../nbs/01_indexing/03c_conversion.ipynb #635c58e6
+# %% ../../nbs/01_indexing/03c_conversion.ipynb #022e8f1f
 def _docling_json(
     decoded: DecodedText,  # the text of a JSON file
     name: str,  # the name of the document
 ) -> tuple[SourceDocument, int]:  # the document, and how many characters were removed from its texts
     """Read a stored DoclingDocument."""
     try:
-        value = json.loads(decoded.text)
+        value = json.loads(decoded.text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"it is broken JSON ({error})") from error
     if not isinstance(value, dict) or value.get("schema_name") != "DoclingDocument":
@@ -164,7 +164,7 @@ def _versions(
             versions.append("missing")
     return versions
 
-# %% ../../nbs/01_indexing/03c_conversion.ipynb #903fbc41
+# %% ../../nbs/01_indexing/03c_conversion.ipynb #cc8bce44
 def _read_bytes(
     data: bytes,  # the bytes of a file
     name: str,  # the name of the document
@@ -178,7 +178,8 @@ def _read_bytes(
     if file_format == "docling_json":
         document, removed = _docling_json(decoded, name)
         return ConvertedFile(document, decoded.removed + removed, decoded.note)
-    return ConvertedFile(_READERS[file_format](decoded.text, name), decoded.removed, decoded.note)
+    text = decoded.text if file_format in ("markdown", "text") else decoded.text.removeprefix("\ufeff")
+    return ConvertedFile(_READERS[file_format](text, name), decoded.removed, decoded.note)
 
 
 def _checked(

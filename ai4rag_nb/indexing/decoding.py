@@ -15,7 +15,7 @@ from ..foundations.texts import clean_text
 # %% auto #0
 __all__ = ['DecodedText', 'decode_text']
 
-# %% ../../nbs/01_indexing/03b_decoding.ipynb #b3ab78a9
+# %% ../../nbs/01_indexing/03b_decoding.ipynb #df062d06
 @dataclass(frozen=True)
 class DecodedText:
     """Hold a decoded file and what had to be done to it."""
@@ -36,7 +36,7 @@ def _decoded(
 ) -> DecodedText:  # the cleaned text
     """Clean a text and put it together with what is known about it."""
     cleaned, removed = clean_text(text) if _LONE.search(text) else (text, 0)
-    cleaned = cleaned.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    cleaned = cleaned.replace("\r\n", "\n").replace("\r", "\n")
     return DecodedText(cleaned, encoding, note, removed)
 
 # %% ../../nbs/01_indexing/03b_decoding.ipynb #eae043d8
@@ -70,9 +70,8 @@ def _refuse_binary(
     if known or _control_share(data) > largest_share:
         raise DocumentError(f"it is {known or 'binary'}, not text")
 
-# %% ../../nbs/01_indexing/03b_decoding.ipynb #2e6eb889
+# %% ../../nbs/01_indexing/03b_decoding.ipynb #03b99ac4
 _MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
@@ -96,7 +95,7 @@ def _marked_encoding(
             return encoding
     return ""
 
-# %% ../../nbs/01_indexing/03b_decoding.ipynb #909e0467
+# %% ../../nbs/01_indexing/03b_decoding.ipynb #ee436d3b
 def decode_text(
     data: bytes,  # the bytes of a file
     declared: str = "",  # the encoding that the file itself names, for instance in a web page
@@ -105,7 +104,7 @@ def decode_text(
     marked = _marked_encoding(data)
     if marked:
         try:
-            return _decoded(data.decode(marked), marked, "" if marked == "utf-8" else f"read as {marked}")
+            return _decoded(data.decode(marked).removeprefix("\ufeff"), marked, f"read as {marked}")
         except UnicodeDecodeError as error:
             raise DocumentError(f"it is broken {marked} (at byte {error.start})") from error
     try:

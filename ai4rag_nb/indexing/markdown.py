@@ -229,21 +229,21 @@ def _table_data(
             )
     return data
 
-# %% ../../nbs/01_indexing/02_markdown.ipynb #9c2d8afe
+# %% ../../nbs/01_indexing/02_markdown.ipynb #56a39f16
 def markdown_document(
     text: str,  # the decoded file
     name: str,  # the name of the document
 ) -> SourceDocument:  # its items, with the text unchanged
     """Read a Markdown text (CommonMark with tables)."""
     starts = [0, *(match.end() for match in _LINE_END.finditer(text))]
-    front = _FRONT_MATTER.match(text)
+    shown = text.removeprefix("\ufeff").replace("\x00", " ")
+    front = _FRONT_MATTER.match(shown)
     skipped = front.group().count("\n") if front else 0
     starts.append(len(text))
     document = SourceDocument(name=name, source_text=text)
     builder = _Builder(document)
     blocks: list[Block] = []
-    body = text[front.end() :] if front else text
-    for leaf in _leaves(_parser().parse(body.replace("\x00", " "))):
+    for leaf in _leaves(_parser().parse(shown[front.end() :] if front else shown)):
         leaf.first, leaf.last = leaf.first + skipped, min(leaf.last + skipped, len(starts) - 1)
         leaf.rows = [(line + skipped, cells) for line, cells in leaf.rows]
         blocks += _blocks(leaf, starts, builder.add(leaf))

@@ -108,8 +108,12 @@ def write_table(
         item = writer.document.add_text(DocItemLabel.CAPTION, caption, parent=parent) if caption else None
         writer.document.add_table(table_data(rows), caption=item, parent=parent)
 
-# %% ../../nbs/01_indexing/02a_writer.ipynb #c3e1c380
-_MOST_COLUMNS = 200  # a span beyond this is a mistake in the file
+# %% ../../nbs/01_indexing/02a_writer.ipynb #a7682734
+def _widest(
+    rows: Sequence[Sequence[Cell]],  # the cells of each row
+) -> int:  # how many columns the table has, as far as rows with several cells tell
+    """Find the width of a table; a lone cell may claim any number of columns and means all of them."""
+    return max((sum(min(cell.columns, 50) for cell in cells) for cells in rows if len(cells) > 1), default=1)
 
 
 def table_data(
@@ -118,13 +122,14 @@ def table_data(
     """Find the place of every cell of a table."""
     data = TableData()
     taken: set[tuple[int, int]] = set()
+    widest = _widest(rows)
     for row, cells in enumerate(rows):
         column = 0
         for cell in cells:
             while (row, column) in taken:
                 column += 1
             height = max(1, min(cell.rows, len(rows) - row))
-            width = max(1, min(cell.columns, _MOST_COLUMNS))
+            width = max(1, min(cell.columns, widest, 50))
             taken |= {(row + down, column + right) for down in range(height) for right in range(width)}
             data.table_cells.append(
                 TableCell(

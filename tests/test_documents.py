@@ -1,0 +1,863 @@
+"""Documents: positions that are exact, bad files that are named, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import types
+import unicodedata
+from pathlib import Path
+
+import pytest
+from docling_core.types.doc.document import ContentLayer, DoclingDocument, RefItem, TableCell, TableData
+from docling_core.types.doc.labels import DocItemLabel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ai4rag_nb.foundations.cache import Cache
+from ai4rag_nb.foundations.errors import DocumentError, InputError
+from ai4rag_nb.foundations.texts import find_occurrences
+from ai4rag_nb.indexing.conversion import FORMATS
+from ai4rag_nb.indexing.decoding import decode_text
+from ai4rag_nb.indexing.documents import LoadedDocuments, load_documents
+from ai4rag_nb.indexing.markdown import markdown_document, text_document
+from ai4rag_nb.indexing.markup import html_document
+from ai4rag_nb.indexing.restructuredtext import restructuredtext_document
+from ai4rag_nb.indexing.source import (
+    SourceDocument,
+    check_documents,
+    document_blocks,
+    document_fingerprint,
+    document_id,
+    document_text,
+    with_source,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("AI4RAG_NB_DATA", ROOT / ".." / "shared" / "data"))
+SETS = ["squad", "covidqa", "scifact", "code", "xquad_multi", "chunking", "docling_documents", "tables"]
+
+
+def shared_documents(name: str) -> Path:
+    folder = DATA / name / "documents"
+    if not folder.is_dir():
+        pytest.skip(f"the shared set '{name}' is not there (AI4RAG_NB_DATA={DATA})")
+    return folder
+
+
+def check_blocks(document: DoclingDocument) -> None:
+    """The contract of blocks: in order, apart, trimmed, and nothing readable outside."""
+    text, position = document_text(document), 0
+    for block in document_blocks(document):
+        assert position <= block.start < block.end <= len(text), block
+        assert text[position : block.start].strip() == "", (text[position : block.start], block)
+        piece = text[block.start : block.end]
+        assert piece == piece.rstrip() and piece[0] not in "\n\r"
+        assert (block.level > 0) == (block.kind == "heading")
+        if block.ref:
+            RefItem(cref=block.ref).resolve(document)
+        position = block.end
+    assert text[position:].strip() == ""
+
+
+def exported(document: DoclingDocument) -> str:
+    return document.export_to_markdown(escape_underscores=False, escape_html=False)
+
+
+# ---------------------------------------------------------------- real documents
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_shared_sets_load_whole_with_exact_blocks(name):
+    folder = shared_documents(name)
+    loaded = load_documents(folder, strict=True)
+    assert [document.name for document in loaded] == sorted(path.name for path in folder.iterdir())
+    assert not loaded.cleaned and not loaded.notes and not loaded.ignored
+    for document in loaded:
+        check_blocks(document)
+        if document.name.endswith(".md"):
+            assert document.source_text == (folder / document.name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["docling_documents", "tables"])
+def test_converted_documents_have_the_text_that_docling_core_exports(name):
+    for path in sorted(shared_documents(name).glob("*.json")):
+        document = DoclingDocument.load_from_json(path)
+        source = with_source(document)
+        assert source.source_text == exported(document)
+        for block in source.source_blocks:
+            if block.kind in ("heading", "list_item", "code"):
+                item = RefItem(cref=block.ref).resolve(document)
+                words = getattr(item, "text", "").split()
+                assert not words or words[-1] in source.source_text[block.start : block.end]
+
+
+def test_every_table_row_is_one_block():
+    for document in load_documents(shared_documents("tables")):
+        text = document_text(document)
+        rows = [
+            text[block.start : block.end] for block in document_blocks(document) if block.kind == "table_row"
+        ]
+        assert len(rows) == sum(table.data.num_rows - 1 for table in document.tables)
+        assert all(row.startswith("|") and row.endswith("|") and "\n" not in row for row in rows)
+
+
+@pytest.mark.parametrize("name", ["squad", "covidqa", "xquad_multi"])
+def test_answers_of_benchmarks_are_found_where_they_stand(name):
+    documents = {document.name: document for document in load_documents(shared_documents(name))}
+    questions = json.loads((DATA / name / "benchmark.json").read_text(encoding="utf-8"))[:200]
+    for question in questions:
+        texts = [document_text(documents[key]) for key in question["correct_answer_document_keys"]]
+        for evidence in question.get("evidence", []):
+            assert any(find_occurrences(text, evidence) for text in texts), question["id"]
+
+
+def test_exact_spans_of_a_benchmark_count_in_our_text():
+    documents = {document.name: document for document in load_documents(shared_documents("chunking"))}
+    questions = json.loads((DATA / "chunking" / "benchmark.json").read_text(encoding="utf-8"))
+    for question in questions:
+        text = document_text(documents[question["correct_answer_document_keys"][0]])
+        parts = [text[span["start"] : span["end"]].strip() for span in question["spans"]]
+        assert parts == question["correct_answers"]
+
+
+# ---------------------------------------------------------------- converted documents of every shape
+
+
+def odd_document() -> DoclingDocument:
+    document = DoclingDocument(name="odd")
+    document.add_title("Title\nover two lines")
+    document.add_heading("Deep", level=7)
+    document.add_text(DocItemLabel.TEXT, "same")
+    document.add_text(DocItemLabel.TEXT, "same")
+    document.add_text(DocItemLabel.TEXT, "")
+    outer = document.add_list_group()
+    for number in range(3):
+        item = document.add_list_item("- item" if number else "", parent=outer, enumerated=number == 1)
+        inner = document.add_list_group(parent=item)
+        document.add_list_item("- item", parent=inner)
+        document.add_code("a\n\n    b", parent=item)
+    inline = document.add_inline_group()
+    document.add_text(DocItemLabel.TEXT, "snake_case <b>", parent=inline)
+    document.add_code("x = 1", parent=inline)
+    document.add_formula("a_b", parent=inline)
+    document.add_formula("\\frac{1}{2}")
+    document.add_text(DocItemLabel.PAGE_FOOTER, "page 3", content_layer=ContentLayer.FURNITURE)
+    caption = document.add_text(DocItemLabel.CAPTION, "Figure | 1\n| - | - |")
+    document.add_picture(caption=caption)
+    document.add_picture()
+    data = TableData(num_rows=2, num_cols=2)
+    for row in range(2):
+        for column in range(2):
+            data.table_cells.append(
+                TableCell(
+                    text=f"| {row}\n--- {column} |",
+                    start_row_offset_idx=row,
+                    end_row_offset_idx=row + 1,
+                    start_col_offset_idx=column,
+                    end_col_offset_idx=column + 1,
+                )
+            )
+    document.add_table(data, caption=document.add_text(DocItemLabel.CAPTION, "| - | - |"))
+    document.add_table(TableData())
+    group = document.add_group()
+    document.add_text(DocItemLabel.TEXT, "in a group", parent=group)
+    document.add_key_values(graph={"cells": [], "links": []})
+    return document
+
+
+def test_odd_items_keep_exact_blocks():
+    document = odd_document()
+    source = with_source(document)
+    assert source.source_text == exported(document)
+    check_blocks(source)
+    kinds = [block.kind for block in source.source_blocks]
+    assert kinds.count("picture") == 2 and kinds.count("table_row") == 1 and kinds.count("code") == 3
+    texts = [source.source_text[block.start : block.end] for block in source.source_blocks]
+    assert texts[:4] == ["# Title over two lines", "###### Deep", "same", "same"]
+    assert any("snake_case <b>" in text for text in texts)
+    assert "page 3" not in source.source_text
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("thlcip"), st.text(max_size=30)), max_size=12))
+def test_any_document_has_exact_blocks(pieces):
+    document = DoclingDocument(name="any")
+    group = document.add_list_group()
+    for kind, text in pieces:
+        if kind == "t":
+            document.add_text(DocItemLabel.TEXT, text)
+        elif kind == "h":
+            document.add_heading(text)
+        elif kind == "l":
+            document.add_list_item(text, parent=group)
+        elif kind == "c":
+            document.add_code(text)
+        elif kind == "i":
+            document.add_text(DocItemLabel.TEXT, text, parent=document.add_inline_group())
+        else:
+            document.add_picture(caption=document.add_text(DocItemLabel.CAPTION, text))
+    source = with_source(document)
+    assert source.source_text == exported(document)
+    check_blocks(source)
+
+
+def test_a_document_saved_and_read_back_is_the_same_for_everybody():
+    source = markdown_document("# A\n\n| a |\n|---|\n| 1 |\n", "a.md")
+    again = SourceDocument.model_validate_json(source.model_dump_json())
+    assert document_fingerprint(again) == document_fingerprint(source)
+    plain = DoclingDocument.model_validate_json(source.model_dump_json())
+    assert [table.data.num_rows for table in plain.tables] == [2]
+
+
+def test_fingerprint_tells_apart_what_chunkers_tell_apart():
+    texts = ["# A\n\nb", "A\n\nb", "# A\n\nb\n"]
+    prints = {document_fingerprint(markdown_document(text, "a.md")) for text in texts}
+    prints.add(document_fingerprint(text_document(texts[0], "a.md")))
+    prints.add(document_fingerprint(markdown_document(texts[0], "b.md")))
+    assert len(prints) == 5
+
+
+def test_plain_docling_documents_are_accepted_and_equal_names_are_not():
+    first, second = DoclingDocument(name="a"), DoclingDocument(name="")
+    first.add_text(DocItemLabel.TEXT, "one")
+    second.add_text(DocItemLabel.TEXT, "two")
+    checked = check_documents([first, second])
+    assert [document_id(document) for document in checked] == ["a", document_id(second)]
+    assert len(document_id(second)) == 32
+    with pytest.raises(DocumentError, match="'a'"):
+        check_documents([first, first])
+    with pytest.raises(DocumentError, match="more than one"):
+        check_documents([second, second])
+    with pytest.raises(DocumentError, match="list of documents"):
+        check_documents(first)
+    with pytest.raises(DocumentError, match="of type dict"):
+        check_documents([{"name": "a"}])
+
+
+# ---------------------------------------------------------------- Markdown and text
+
+MARKDOWN_LINES = st.sampled_from(
+    [
+        "",
+        " ",
+        "# One",
+        "#### Four",
+        "Setext",
+        "===",
+        "---",
+        "- item",
+        "  - inner",
+        "    - deeper",
+        "1. first",
+        "   more of it",
+        "> said",
+        "> - said item",
+        "```python",
+        "```",
+        "    indented",
+        "| a | b |",
+        "|---|:-:|",
+        "| 1 | x\\|y |",
+        "<div>",
+        "</div>",
+        "<!-- note -->",
+        "[ref]: https://example.org 'title'",
+        "![alt](a.png)",
+        "text with `code` and *words*",
+        "title: x",
+        "\tTab",
+        "日本語 العربية 🙂",
+        "a\u2028b\x0bc",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(MARKDOWN_LINES, max_size=25), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_any_markdown_has_exact_blocks(lines, ending):
+    text = ending.join(lines)
+    document = markdown_document(text, "any.md")
+    assert document.source_text == text
+    check_blocks(document)
+    check_blocks(text_document(text, "any.txt"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_has_exact_blocks(text):
+    check_blocks(markdown_document(text, "any.md"))
+    check_blocks(text_document(text, "any.txt"))
+
+
+def test_items_of_markdown_are_slices_of_the_source():
+    text = "# A *b*\n\npara _one_\ntwo\n\n- x **y**\n  z\n\n  more\n\n```\ncode\n```\n"
+    document = markdown_document(text, "a.md")
+    assert [item.text for item in document.texts] == [
+        "A *b*",
+        "para _one_\ntwo",
+        "x **y**\nz",
+        "more",
+        "code",
+    ]
+    assert all(item.text.split("\n")[0] in text for item in document.texts)
+    assert document.texts[3].parent.cref == document.texts[2].self_ref
+
+
+def test_a_rule_at_the_top_is_no_front_matter():
+    document = markdown_document("---\n\nFirst words.\n\n---\n\nMore.", "a.md")
+    assert [block.kind for block in document_blocks(document)] == ["other", "text", "other", "text"]
+    document = markdown_document("---\r\ntitle: A\r\n---\r\n# B", "a.md")
+    assert [block.kind for block in document_blocks(document)] == ["other", "heading"]
+
+
+def test_reference_definitions_and_raw_html_are_not_lost():
+    text = "See [it].\n\n[it]: https://example.org\n\n<table><tr><td>raw</td></tr></table>\n"
+    document = markdown_document(text, "a.md")
+    check_blocks(document)
+    assert [block.kind for block in document_blocks(document)] == ["text", "other", "other"]
+
+
+def test_a_list_after_a_paragraph_is_a_new_list():
+    document = markdown_document("- a\n- b\n\npara\n\n- c\n", "a.md")
+    assert [len(group.children) for group in document.groups] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "> " * 5000 + "deep",
+        "[" * 20000,
+        "![a](" * 5000,
+        "[![a][b]" * 3000,
+        "*" * 20000,
+        "`" * 20001,
+        "<" * 20000,
+    ],
+)
+def test_hostile_markdown_is_harmless(text):
+    check_blocks(markdown_document(text, "hostile.md"))
+
+
+# ---------------------------------------------------------------- HTML and reStructuredText
+
+HTML_PIECES = st.sampled_from(
+    "<p>;</p>;<ul>;<li>;</ul>;<ol start=3>;</ol>;<table>;<tr>;<td colspan=2>;<th>;</table>;<pre>;</pre>;<h1>;</h1>;"
+    "<h3>;</h3>;<br>;<b>;</b>;<div hidden>;</div>;<main>;</main>;<script>x</script>;<!-- c -->;<dl><dt>;<dd>;</dl>;"
+    "word ;a_b | c\n;&lt|tag&gt|;  ;<img alt='picture'>;<thead>;<caption>cap</caption>".replace(
+        "|&", ";&"
+    ).split(";")
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(HTML_PIECES, max_size=30))
+def test_any_html_has_exact_blocks(pieces):
+    document = html_document("".join(pieces), "any.html")
+    assert document.source_text == exported(document)
+    check_blocks(document)
+
+
+def test_html_shows_what_a_browser_shows():
+    page = """<html><head><title>T</title><script>bad()</script></head><body><nav>menu</nav>
+    <main><p>One<p>Two <b>bold</b>&nbsp;x<div hidden>secret</div>
+    <table><tr><th>Name<td>Ada<tr><th>Born<td>1815</table>
+    <table role=presentation><tr><td><p>left<td>right</table>
+    <dl><dt>term<dd>meaning</dl><pre>  a &lt; b</pre></main><footer>foot</footer></body></html>"""
+    text = document_text(html_document(page, "a.html"))
+    for word in (
+        "# T",
+        "One",
+        "Two bold\u00a0x",
+        "Ada",
+        "1815",
+        "left",
+        "right",
+        "term",
+        "meaning",
+        "  a < b",
+    ):
+        assert word in text
+    for word in ("bad", "menu", "secret", "foot"):
+        assert word not in text
+    assert text.count("|") == 9  # two rows of names and values, and the dashes between them
+
+
+def test_deep_html_is_read_as_text():
+    assert "deep" in document_text(html_document("<div>" * 3000 + "deep", "a.html"))
+    items = document_text(html_document("<ul>" + "<li>item" * 300 + "</ul>", "a.html")).count("- item")
+    assert items == 300
+
+
+RST_TEXT = (
+    "~Title~=====~Sub~---~- a~  b~1. one~term~   definition~::~    code~.. note:: x~   inside~.. foo:: bar~"
+    "   :opt: 1~.. include:: /etc/passwd~`broken~|sub|~:func:`x`~==  ==~a   b~+--+~|a |~.. [1] foot~*emph*~``lit``~"
+    ">>> 1 + 1~:field: x"
+)
+RST_LINES = st.sampled_from(RST_TEXT.split("~"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(RST_LINES, max_size=20))
+def test_any_restructuredtext_has_exact_blocks(lines):
+    document = restructuredtext_document("\n".join(lines), "any.rst")
+    assert document.source_text == exported(document)
+    check_blocks(document)
+
+
+def test_restructuredtext_opens_no_file(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the secret")
+    text = f".. include:: {secret}\n\n.. raw:: html\n   :file: {secret}\n\n.. csv-table:: t\n   :file: {secret}\n\nend"
+    assert document_text(restructuredtext_document(text, "a.rst")) == "end"
+
+
+def test_words_of_sphinx_directives_are_kept():
+    text = """
+Title
+=====
+
+.. function:: open(path)
+   :noindex:
+
+   Opens the **valve** with :ref:`care <careful>`.
+
+   .. warning:: Not when hot.
+
+.. code-block:: python
+   :linenos:
+
+   a = 1
+
+      b = 2
+
+.. toctree::
+
+   other
+
+.. list-table:: Prices
+   :header-rows: 1
+
+   * - part
+     - price
+   * - bolt
+     - 2
+
+======  ===
+broken table
+======
+
+* item
+
+  * inner
+"""
+    document = restructuredtext_document(text, "a.rst")
+    shown = document_text(document)
+    for words in (
+        "open(path)",
+        "Opens the valve with care.",
+        "Not when hot.",
+        "a = 1\n\n   b = 2",
+        "Prices",
+        "bolt",
+    ):
+        assert words in shown
+    assert "broken table" in shown and "- item\n    - inner" in shown
+    assert "other" not in shown and "Unknown directive" not in shown
+
+
+def test_python_language_reference_is_read_without_loss():
+    from pydoc_data.topics import topics
+
+    for name, text in sorted(topics.items())[:25]:
+        document = restructuredtext_document(text, name)
+        check_blocks(document)
+        shown = set(re.findall(r"\w+", document_text(document)))
+        lost = [word for word in re.findall(r"\w+", text) if word not in shown]
+        assert len(lost) <= len(text.split()) * 0.02, (name, lost[:20])
+
+
+# ---------------------------------------------------------------- decoding
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400))
+def test_any_bytes_are_text_or_a_reason(data):
+    try:
+        decoded = decode_text(data)
+    except DocumentError as error:
+        assert str(error).startswith("it is ")
+    else:
+        assert "\x00" not in decoded.text and "\r" not in decoded.text
+        decoded.text.encode("utf-8")
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1))
+def test_utf8_text_comes_back_unchanged(text):
+    assert decode_text(text.encode()).text == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "cp1252", "latin-1"])
+def test_encodings(tmp_path, encoding):
+    text = "Grüße aus Köln: Maße, Öl und Übermaß. " * 20
+    (tmp_path / "a.md").write_bytes(text.encode(encoding))
+    loaded = load_documents(tmp_path)
+    assert document_text(loaded[0]).removeprefix("\ufeff") == text
+    assert bool(loaded.notes) == (encoding != "utf-8-sig")
+
+
+# ---------------------------------------------------------------- bad folders and bad files
+
+
+def test_missing_folder_names_the_nearest(tmp_path):
+    (tmp_path / "handbook").mkdir()
+    with pytest.raises(DocumentError, match=r"handbok.*Did you mean 'handbook'"):
+        load_documents(tmp_path / "handbok")
+
+
+@pytest.mark.parametrize("folder", ["", "  ", None, 3])
+def test_no_path_is_an_error(folder):
+    with pytest.raises(DocumentError, match="no path"):
+        load_documents(folder)
+
+
+def test_empty_folder(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "notes.md").write_text("hidden")
+    with pytest.raises(DocumentError, match=r"holds no file.*\.md"):
+        load_documents(tmp_path)
+    (tmp_path / "logo.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DocumentError, match="1 files of other kinds"):
+        load_documents(tmp_path)
+
+
+LOAD = """
+import os, sys
+from ai4rag_nb.indexing.documents import load_documents
+if os.geteuid() == 0:
+    os.setegid(65534)
+    os.seteuid(65534)
+print(load_documents(sys.argv[1]).report())
+"""
+
+
+def loaded_without_rights(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Load a folder as a user without rights, also where tests run as root."""
+    command = [sys.executable, "-c", LOAD, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_unreadable_folder_and_file():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        docs = Path(folder) / "docs"
+        (docs / "locked").mkdir(parents=True)
+        (docs / "good.md").write_text("good")
+        (docs / "secret.md").write_text("secret")
+        (docs / "locked" / "inner.md").write_text("inner")
+        (docs / "secret.md").chmod(0)
+        (docs / "locked").chmod(0)
+        shown = loaded_without_rights(docs).stdout
+        assert "1 documents" in shown and "2 skipped" in shown
+        assert "secret.md: it cannot be read (Permission denied)" in shown
+        assert "locked/: the folder cannot be read (Permission denied)" in shown
+        docs.chmod(0)
+        failed = loaded_without_rights(docs)
+        docs.chmod(0o755)
+        (docs / "locked").chmod(0o755)
+        assert failed.returncode and "permission denied" in failed.stderr.casefold()
+
+
+BAD_FILES = {
+    "empty.md": (b"", "it is empty"),
+    "blank.md": (b" \n\t\n", "it is empty"),
+    "invisible.md": ("\u200b\u200b".encode(), "there is no text in it"),
+    "picture.md": (b"\x89PNG\r\n\x1a\n" + bytes(50), "it is a PNG picture, not text"),
+    "binary.txt": (bytes(range(256)) * 8, "it is binary, not text"),
+    "zeros.txt": (bytes(1000), "it is binary, not text"),
+    "word.md": (b"PK\x03\x04" + bytes(60), "it is a ZIP file"),
+    "half.txt": ("Hello there".encode("utf-16") + b"x", "it is broken utf-16-le"),
+    "empty.html": (b"<html><script>x</script></html>", "there is no text in it"),
+    "cut.json": (b'{"schema_name": "DoclingDocument", "texts": [', "it is broken JSON"),
+    "deep.json": (b"[" * 100_000, "it is broken JSON"),
+    "benchmark.json": (b'[{"question": "Why?"}]', "not a DoclingDocument"),
+    "number.json": (b"3", "not a DoclingDocument"),
+    "package.json": (b'{"name": "x"}', "not a DoclingDocument"),
+    "fields.json": (b'{"schema_name": "DoclingDocument"}', "broken DoclingDocument (name"),
+    "newer.json": (b'{"schema_name": "DoclingDocument", "name": "x", "version": "99.0.0"}', "version"),
+    "paper.pdf": (b"%PDF-1.4 broken", "pip install 'ai4rag_nb[docling]'"),
+    "letter.docx": (b"PK\x03\x04", "pip install 'ai4rag_nb[docling]'"),
+    "talk.PPTX": (b"PK\x03\x04", "pip install 'ai4rag_nb[docling]'"),
+}
+BAD_FILES["fields.json"] = (
+    b'{"schema_name": "DoclingDocument", "texts": [{"label": "text"}]}',
+    "broken DoclingDocument (",
+)
+
+
+def without_docling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docling", None)
+    monkeypatch.setitem(sys.modules, "docling.document_converter", None)
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_named_counted_and_skipped(tmp_path, monkeypatch, name):
+    without_docling(monkeypatch)
+    content, reason = BAD_FILES[name]
+    (tmp_path / "good.md").write_text("# Good")
+    (tmp_path / name).write_bytes(content)
+    loaded = load_documents(tmp_path)
+    assert [document.name for document in loaded] == ["good.md"]
+    assert len(loaded.skipped) == 1 and loaded.skipped[0][0] == name
+    assert reason in loaded.skipped[0][1]
+    assert "1 skipped" in loaded.report() and name in loaded.report()
+    with pytest.raises(DocumentError, match=r"1 of the documents") as caught:
+        load_documents(tmp_path, strict=True)
+    assert name in str(caught.value) and caught.value.remedy
+    (tmp_path / "good.md").unlink()
+    with pytest.raises(DocumentError, match="None of the 1 documents"):
+        load_documents(tmp_path)
+    with pytest.raises(InputError):
+        load_documents(tmp_path / name)
+
+
+def test_a_file_of_fifty_megabytes_is_skipped_unopened(tmp_path):
+    (tmp_path / "good.md").write_text("good")
+    with open(tmp_path / "huge.md", "wb") as file:
+        file.truncate(50_000_000)
+    loaded = load_documents(tmp_path)
+    assert loaded.skipped[0][0] == "huge.md"
+    assert "50.0 MB" in loaded.skipped[0][1] and "most_megabytes=51" in loaded.skipped[0][1]
+    (tmp_path / "large.txt").write_text("words\n" * 1000)
+    assert len(load_documents(tmp_path, most_megabytes=0.005)) == 1
+    assert len(load_documents(tmp_path, most_megabytes=49)) == 2
+
+
+def test_damaged_docling_documents(tmp_path):
+    good = odd_document().export_to_dict()
+    (tmp_path / "good.json").write_text(json.dumps(good))
+    faults = {}
+    faults["reference.json"] = json.loads(json.dumps(good).replace("#/texts/1", "#/texts/999"))
+    faults["cycle.json"] = json.loads(json.dumps(good))
+    faults["cycle.json"]["groups"][0]["children"].append({"$ref": "#/groups/0"})
+    faults["huge.json"] = json.loads(json.dumps(good))
+    faults["huge.json"]["tables"][0]["data"]["num_rows"] = 10**9
+    for name, value in faults.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    loaded = load_documents(tmp_path)
+    assert [document.name for document in loaded] == ["good.json"]
+    assert [name for name, _ in loaded.skipped] == sorted(faults)
+    assert all("broken DoclingDocument" in reason for _, reason in loaded.skipped)
+
+
+def test_stored_positions_of_others_are_not_believed(tmp_path):
+    stored = markdown_document("# A\n\nb", "a.md")
+    stored.source_text = "something else"
+    (tmp_path / "a.json").write_text(stored.model_dump_json())
+    assert document_text(load_documents(tmp_path)[0]) == "# A\n\nb"
+
+
+def test_unusable_characters_are_removed_and_counted(tmp_path):
+    document = DoclingDocument(name="x")
+    document.add_text(DocItemLabel.TEXT, "a\x00b\x00c")
+    (tmp_path / "a.md").write_bytes(b"one two three four five six seven eight nine ten\x00 eleven")
+    (tmp_path / "b.json").write_text(json.dumps(document.export_to_dict()))
+    loaded = load_documents(tmp_path)
+    assert loaded.cleaned == {"a.md": 1, "b.json": 4}  # text and orig of the item
+    assert document_text(loaded[1]) == "abc"
+    assert all("\x00" not in document_text(found) for found in loaded)
+
+
+def test_equal_files_are_reported_and_kept(tmp_path):
+    for name in ("b.md", "a.md", "sub/c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("# Same\n\ntext")
+    (tmp_path / "d.md").write_text("# Other")
+    loaded = load_documents(tmp_path)
+    assert len(loaded) == 4
+    assert loaded.duplicates == [["a.md", "b.md", "sub/c.md"]]
+    assert "a.md = b.md = sub/c.md" in loaded.report()
+
+
+def test_links_loops_pipes_and_broken_links(tmp_path):
+    (tmp_path / "docs" / "inner").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "far.md").write_text("far")
+    (tmp_path / "docs" / "inner" / "near.md").write_text("near")
+    (tmp_path / "docs" / "a_loop").symlink_to(tmp_path / "docs", target_is_directory=True)
+    (tmp_path / "docs" / "b_twice").symlink_to("inner", target_is_directory=True)
+    (tmp_path / "docs" / "outer").symlink_to(tmp_path / "outside", target_is_directory=True)
+    (tmp_path / "outside" / "back").symlink_to(tmp_path / "docs", target_is_directory=True)
+    (tmp_path / "docs" / "gone.md").symlink_to("nothing.md")
+    (tmp_path / "docs" / "self.md").symlink_to("self.md")
+    os.mkfifo(tmp_path / "docs" / "pipe.md")
+    loaded = load_documents(tmp_path / "docs")
+    assert [document.name for document in loaded] == ["inner/near.md", "outer/far.md"]
+    reasons = dict(loaded.skipped)
+    assert set(reasons) == {"a_loop/", "b_twice/", "outer/back/", "gone.md", "self.md", "pipe.md"}
+    assert "not there" in reasons["gone.md"] and "no regular file" in reasons["pipe.md"]
+
+
+def test_names_with_odd_characters(tmp_path):
+    names = [
+        "a b.md",
+        "naïve – ümlaut.md",
+        "日本/語.md",
+        "line\nbreak.md",
+        "q?*[x].md",
+        "'quote\".md",
+        "UPPER.MD",
+        "🙂.md",
+    ]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text {number}")
+    loaded = load_documents(tmp_path)
+    assert sorted(document.name for document in loaded) == sorted(names)
+    (tmp_path / os.fsdecode(b"bad\xff.md")).write_text("bytes")
+    names = [document.name for document in load_documents(tmp_path)]
+    assert "bad\\xff.md" in names
+    json.dumps(names, ensure_ascii=False).encode("utf-8")
+    assert all(unicodedata.is_normalized("NFC", name) for name in names)
+
+
+def test_patterns_choose_files_and_read_other_kinds_as_text(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("# not a heading")
+    (tmp_path / "src" / "notes.md").write_text("# heading")
+    assert [d.name for d in load_documents(tmp_path, patterns=["*.py"])] == ["src/main.py"]
+    both = load_documents(tmp_path, patterns=["src/*"])
+    assert [document_blocks(document)[0].kind for document in both] == ["text", "heading"]
+
+
+def test_progress_counts_every_file(tmp_path):
+    for name in ("a.md", "b.md", "c.json"):
+        (tmp_path / name).write_text("x")
+    seen = []
+    load_documents(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_loaded_list_is_a_list():
+    loaded = LoadedDocuments([text_document("hello", "a.txt")])
+    assert check_documents(loaded) == list(loaded)
+    assert repr(loaded) == "1 documents, 5 characters."
+
+
+# ---------------------------------------------------------------- conversion and its cache
+
+
+def test_conversions_are_made_once_for_the_same_bytes(tmp_path, monkeypatch):
+    import ai4rag_nb.indexing.conversion as conversion
+
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.html").write_text("<h1>A</h1><table><tr><td>1<td>2</table>")
+    (docs / "b.rst").write_text(
+        "Title\n=====\n\nSome text of more than one line,\nso that a NUL\x00 is rare.\n"
+    )
+    (docs / "c.json").write_text(json.dumps(odd_document().export_to_dict()))
+    (docs / "d.md").write_text("# D")
+    cache = Cache.open(tmp_path / "cache.sqlite")
+    first = load_documents(docs, cache=cache)
+    (docs / "a.html").rename(docs / "z.html")
+    second = load_documents(docs, cache=cache)
+    assert (first.from_cache, second.from_cache) == (0, 3)
+    assert [document.name for document in second] == ["b.rst", "c.json", "d.md", "z.html"]
+    assert second[3].source_text == first[0].source_text and second[3].tables == first[0].tables
+    assert second.cleaned == first.cleaned
+    (docs / "z.html").write_text("<h1>Changed</h1>")
+    assert load_documents(docs, cache=cache).from_cache == 2
+    monkeypatch.setattr(conversion, "_OWN_VERSION", 999)
+    assert load_documents(docs, cache=cache).from_cache == 0
+    cache.close()
+
+
+def test_a_damaged_cache_entry_is_made_again(tmp_path, monkeypatch):
+    import ai4rag_nb.indexing.conversion as conversion
+
+    (tmp_path / "a.html").write_text("<h1>A</h1>")
+    cache = Cache.open(":memory:")
+    monkeypatch.setattr(conversion, "_kept", lambda converted: b"garbage\n{}")
+    load_documents(tmp_path, cache=cache)
+    monkeypatch.undo()
+    loaded = load_documents(tmp_path, cache=cache)
+    assert loaded.from_cache == 0 and loaded[0].source_text == "# A"
+    assert load_documents(tmp_path, cache=cache).from_cache == 1
+    cache.close()
+
+
+def fake_docling(monkeypatch: pytest.MonkeyPatch, made: list[str]) -> None:
+    """Put a stand-in for docling where the import finds it."""
+
+    class DocumentConverter:
+        def __init__(self) -> None:
+            made.append("converter")
+
+        def convert(self, stream):
+            content = stream.stream.read().decode()
+            if "broken" in content:
+                raise RuntimeError("no pages")
+            document = DoclingDocument(name=stream.name)
+            if "scan" not in content:
+                document.add_text(DocItemLabel.TEXT, content)
+            document.add_picture()
+            return types.SimpleNamespace(document=document)
+
+    package, module = types.ModuleType("docling"), types.ModuleType("docling.document_converter")
+    module.DocumentConverter = DocumentConverter
+    monkeypatch.setitem(sys.modules, "docling", package)
+    monkeypatch.setitem(sys.modules, "docling.document_converter", module)
+
+
+def test_office_files_go_through_docling_when_it_is_there(tmp_path, monkeypatch):
+    made: list[str] = []
+    fake_docling(monkeypatch, made)
+    for name, text in {
+        "a.pdf": "pdf words",
+        "sub/b.docx": "word words",
+        "c.pptx": "broken",
+        "d.pdf": "scan",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    cache = Cache.open(":memory:")
+    loaded = load_documents(tmp_path, cache=cache)
+    assert made == ["converter"]
+    assert [(d.name, document_text(d)) for d in loaded] == [
+        ("a.pdf", "pdf words\n\n<!-- image -->"),
+        ("sub/b.docx", "word words\n\n<!-- image -->"),
+    ]
+    assert loaded.skipped == [
+        ("c.pptx", "it could not be read (RuntimeError: no pages)"),
+        ("d.pdf", "there is no text in it"),
+    ]
+    assert load_documents(tmp_path, cache=cache).from_cache == 2
+    cache.close()
+
+
+def test_every_known_ending_has_a_reader():
+    assert set(FORMATS.values()) == {
+        "markdown",
+        "text",
+        "html",
+        "restructuredtext",
+        "docling_json",
+        "docling",
+    }
+
+
+def test_loading_documents_imports_nothing_heavy():
+    code = (
+        "import sys, ai4rag_nb.indexing.documents; "
+        "print([m for m in ('torch', 'transformers', 'pymilvus', 'unitxt', 'docling', 'docutils') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert result.stdout.strip() == "[]"
