@@ -123,7 +123,7 @@ background:var(--ground);z-index:2}
 .ai4rag summary{cursor:pointer;padding:0.3rem 0}.ai4rag details{margin:0.25rem 0}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #9c9fa96e
+# %% ../../nbs/06_dashboard/06_look.ipynb #a622c97f
 _PART_RULES = """
 .ai4rag .tag{display:inline-block;border:1px solid var(--line);border-radius:0.25rem;padding:0 0.4rem;
 font-size:0.75rem;
@@ -143,11 +143,11 @@ align-items:center;margin:0.15rem 0}
 .ai4rag .track.open span{background:repeating-linear-gradient(135deg,var(--accent) 0 6px,
 var(--line) 6px 12px)}
 .ai4rag .settings span{display:inline-block;margin-right:0.9rem;max-width:100%;overflow-wrap:anywhere}
-.ai4rag td .settings{min-width:15rem}.ai4rag .settings i{font-style:normal;
+.ai4rag td .settings{min-width:11rem}.ai4rag .settings i{font-style:normal;
 color:var(--quiet)}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #bee7e72b
+# %% ../../nbs/06_dashboard/06_look.ipynb #bf93317e
 _VIEW_RULES = """
 .ai4rag table.heat th,.ai4rag table.heat td{border-bottom:1px solid var(--ground)}
 .ai4rag table.heat td.cell{text-align:center;min-width:3.4rem;font-variant-numeric:tabular-nums;
@@ -177,8 +177,7 @@ margin:0 0 0.75rem}
 border-radius:0.25rem;margin:0 0 1rem}.ai4rag .headline p{font-size:1rem}
 .ai4rag section{margin:0 0 2rem}.ai4rag.ai4rag svg{vertical-align:middle;overflow:visible;
 max-width:none}.ai4rag .whole{white-space:nowrap}
-@media (max-width:60rem){.ai4rag td .settings{min-width:11rem}
-.ai4rag table.grid th,.ai4rag table.grid td{padding:0.3rem 0.35rem}}
+@media (max-width:60rem){.ai4rag table.grid th,.ai4rag table.grid td{padding:0.3rem 0.35rem}}
 @media (max-width:50rem){.ai4rag .phase{grid-template-columns:1fr 1fr}.ai4rag .phase .label{
 grid-column:1/-1}
 .ai4rag table.heat tbody th{min-width:10rem;max-width:13rem}}
