@@ -37,7 +37,7 @@ def best_trial(
     """Find the pattern that the report is about."""
     return state.trial(state.best_pattern) or leader(state)
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #ec3c34c0
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #f919216a
 def score_sentence(
     score: Score,  # a mean with its interval
 ) -> str:  # "0.84 (95 % interval 0.71 to 0.93, 40 questions)"
@@ -58,7 +58,7 @@ def tie_sentence(
     if ties is None:
         return "Whether the next ones are really worse was not compared question by question."
     if not ties:
-        return f"Question by question, no other configuration comes as close to {best} as chance would allow."
+        return f"Compared question by question, every other configuration is measurably worse than {best}."
     named = []
     for tie in ties:
         low, high = number(tie.get("ci_low")), number(tie.get("ci_high"))
