@@ -30,8 +30,8 @@ from ai4rag_nb.querying.generation import (
 from .sentences import split_sentences
 
 # %% auto #0
-__all__ = ['DEFAULT_THRESHOLD', 'candidate_sentences', 'word_stems', 'promising', 'VectorMemory', 'readable_beginning',
-           'ReaderSettings', 'ExtractiveFoundationModel', 'at_hand']
+__all__ = ['DEFAULT_THRESHOLD', 'candidate_sentences', 'word_stems', 'word_overlaps', 'promising', 'VectorMemory',
+           'readable_beginning', 'ReaderSettings', 'ExtractiveFoundationModel', 'chosen_places', 'at_hand']
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #c25fbc1a
 _TITLE_WORDS = 12  # a line of at most so many words without a stop looks like a title
@@ -56,7 +56,7 @@ def candidate_sentences(
             (unlikely if poor else likely).setdefault(normalise(text), text)
     return list(likely.values()) or list(unlikely.values())
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #15c420f5
+# %% ../../nbs/02_querying/03_extractive.ipynb #cc073a07
 _WORD = re.compile(r"\w+")
 _STEM = 5  # characters by which words are compared
 
@@ -68,6 +68,20 @@ def word_stems(
     return {word[:_STEM] for word in _WORD.findall(text.lower())}
 
 
+def word_overlaps(
+    question: str,  # what is asked
+    sentences: Sequence[str],  # candidates
+) -> np.ndarray:  # for each sentence, from 0 to 1: how much of the question's rare words it has
+    """Measure which share of the question's words each sentence has, rare ones counting more."""
+    stems = [word_stems(sentence) for sentence in sentences]
+    spread = Counter(stem for found in stems for stem in found)
+    weights = {
+        stem: math.log(1 + len(sentences) / spread[stem]) for stem in word_stems(question) if stem in spread
+    }
+    total = math.fsum(weights.values()) or 1.0
+    return np.array([math.fsum(weights.get(stem, 0.0) for stem in found) / total for found in stems])
+
+
 def promising(
     question: str,  # what is asked
     sentences: Sequence[str],  # candidates, best passages first
@@ -76,11 +90,7 @@ def promising(
     """Keep the candidates that share most with the question."""
     if len(sentences) <= most:
         return list(sentences)
-    stems = [word_stems(sentence) for sentence in sentences]
-    spread = Counter(stem for found in stems for stem in found)
-    asked = word_stems(question)
-    weights = {stem: math.log(1 + len(sentences) / spread[stem]) for stem in asked if stem in spread}
-    scores = [sum(weights.get(stem, 0.0) for stem in sorted(found & asked)) for found in stems]
+    scores = word_overlaps(question, sentences)
     best = sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most]
     return [sentences[place] for place in sorted(best)]
 
@@ -131,7 +141,7 @@ def readable_beginning(
         text = text[: len(text) * 3 // 4]
     return text
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #53accd84
+# %% ../../nbs/02_querying/03_extractive.ipynb #22691c81
 DEFAULT_THRESHOLD = 0.3  # similarity below which the reader abstains
 
 
@@ -143,6 +153,7 @@ class ReaderSettings(BaseFoundationModel):
     threshold: float = DEFAULT_THRESHOLD  # similarity below which it abstains
     sentences: int = 1  # sentences of an answer at most
     most_candidates: int = 12  # sentences that are compared for one question
+    word_weight: float = 0.3  # what shared rare words add to the similarity, when sentences are ranked
     model_id: str = "extractive"
     counts: GenerationCounts = field(default_factory=GenerationCounts, init=False, repr=False, compare=False)
     memory: VectorMemory = field(default_factory=VectorMemory, init=False, repr=False, compare=False)
@@ -156,19 +167,11 @@ class ReaderSettings(BaseFoundationModel):
 
     def fingerprint(self) -> dict[str, Any]:
         """Give the settings and the embedding model's fingerprint."""
-        settings = {
-            "threshold": self.threshold,
-            "sentences": self.sentences,
-            "candidates": self.most_candidates,
-        }
-        return {
-            "kind": "extractive",
-            "version": 1,
-            **settings,
-            "embedding": self.embedding_model.fingerprint(),
-        }
+        names = ("threshold", "sentences", "most_candidates", "word_weight")
+        settings = {name: getattr(self, name) for name in names}
+        return {"kind": "extractive", **settings, "embedding": self.embedding_model.fingerprint()}
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #c53866a4
+# %% ../../nbs/02_querying/03_extractive.ipynb #470a495d
 class ExtractiveFoundationModel(ReaderSettings):
     """Answer with the nearest sentence of the passages, or abstain."""
 
@@ -194,18 +197,26 @@ class ExtractiveFoundationModel(ReaderSettings):
         """Pick the nearest sentences."""
         started = time.perf_counter()
         texts = promising(question, candidate_sentences(contexts), self.most_candidates)
-        scores = np.zeros(0)
-        if texts:
-            asked, compared = at_hand(self, [question], texts)
-            scores = (compared @ asked[0]).round(6)
-        best = sorted(range(len(texts)), key=lambda place: (-scores[place], place))[: self.sentences]
-        chosen = sorted(place for place in best if scores[place] >= self.threshold)
+        chosen = chosen_places(self, question, texts) if texts else []
         self.counts.add(answers=1)
         text = " ".join(texts[place] for place in chosen) or REFUSAL_SENTENCE
         reason = "stop" if chosen else "abstained"
         return Generation(text, 0, 0, reason, time.perf_counter() - started, refused=not chosen)
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #ab1dba07
+# %% ../../nbs/02_querying/03_extractive.ipynb #0389420f
+def chosen_places(
+    model: ReaderSettings,  # the reader
+    question: str,  # what is asked
+    texts: list[str],  # candidates
+) -> list[int]:  # places of the sentences that answer, in reading order; empty to abstain
+    """Rank the candidates and leave out those that are not similar enough."""
+    asked, compared = at_hand(model, [question], texts)
+    similar = (compared @ asked[0]).round(6)
+    scores = (similar + model.word_weight * word_overlaps(question, texts)).round(6)
+    ranked = sorted(range(len(texts)), key=lambda place: (-scores[place], place))
+    return sorted([place for place in ranked if similar[place] >= model.threshold][: model.sentences])
+
+
 def at_hand(
     model: ReaderSettings,  # whose embedding model compares
     questions: Sequence[str],  # what is asked

@@ -142,7 +142,7 @@ def foundation_model(
         raise ModelSettingsError(f"There is no local answering model '{parts.name}'.", remedy=remedy)
     return model if cache is None else CachedFoundationModel(model, cache)
 
-# %% ../../nbs/02_querying/05_models.ipynb #7ab82cdf
+# %% ../../nbs/02_querying/05_models.ipynb #9f772f3c
 def default_embedding(
     cache: Cache | None,  # where vectors are kept
 ) -> BaseEmbeddingModel:  # the packaged MiniLM
@@ -154,12 +154,12 @@ def reader_parameters(
     params: Mapping[str, Any] | None,  # what the user gave
 ) -> dict[str, Any]:  # the same, checked
     """Check the parameters of the extractive reader."""
-    names = ("threshold", "sentences", "most_candidates")
+    names = ("threshold", "sentences", "most_candidates", "word_weight")
     for name, value in dict(params or {}).items():
         if name not in names:
             remedy = suggestion(name, names) or f"There are {', '.join(names)}."
             raise ModelSettingsError(f"'{name}' is no parameter of the extractive reader.", remedy=remedy)
-        if isinstance(value, bool) or not isinstance(value, int if name != "threshold" else (int, float)):
+        if isinstance(value, bool) or not isinstance(value, int if name in names[1:3] else (int, float)):
             raise ModelSettingsError(f"'{name}' is {value!r}.", remedy="Give a number.")
     return dict(params or {})
 
