@@ -24,10 +24,11 @@ from ai4rag_nb.indexing.fusion import (
     reciprocal_rank_fusion,
     weighted_fusion,
 )
+from ai4rag_nb.indexing.hit_lists import HitLists, hit_name, ranked_hits
 from ai4rag_nb.indexing.store_checks import SearchSettings, search_depth
-from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig, get_vector_store, ranked_hits
+from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig, get_vector_store
 from ai4rag_nb.querying.generation import BaseFoundationModel, Generation
-from ai4rag_nb.querying.hit_lists import HitListCache
+from ai4rag_nb.querying.hit_list_cache import HitListCache
 from ai4rag_nb.querying.passages import choose_chunks, cut_to_budget, merge_passages, place_of, window_places
 from ai4rag_nb.querying.rag import SimpleRAG, query_rag
 from ai4rag_nb.querying.retriever import Retriever
@@ -332,10 +333,9 @@ class TestRetriever:
     ) -> None:
         alone = [Retriever(store, **choice).retrieve_many(QUESTIONS) for choice in CHOICES]
         lists, calls = HitListCache(), []
-        real = store.search_legs
-        monkeypatch.setattr(
-            store, "search_legs", lambda *arguments: calls.append(arguments) or real(*arguments)
-        )
+        for name in ("_dense_hits", "_keyword_hits"):
+            real = getattr(store, name)
+            monkeypatch.setattr(store, name, lambda *a, real=real: calls.append(a) or real(*a))
         together = [
             Retriever(store, hit_lists=lists, **choice).retrieve_many(QUESTIONS) for choice in CHOICES
         ]
@@ -429,18 +429,20 @@ class TestRetriever:
         assert replace(first, number_of_chunks=4) != first
 
 
-def test_deep_legs_are_cut_to_what_a_search_would_fetch() -> None:
-    def leg(name: str, count: int) -> list[RetrievedChunk]:
-        return [
-            RetrievedChunk("t", {"document_id": name, "sequence_number": n}, 1 / n, {name: 1 / n})
-            for n in range(1, count + 1)
-        ]
+def test_deep_lists_are_cut_to_what_a_search_would_fetch() -> None:
+    def lists(depth: int) -> HitLists:
+        made = HitLists()
+        for leg in ("dense", "keyword"):
+            chunks = [
+                AI4RAGChunk("t", {"document_id": leg, "sequence_number": n}) for n in range(1, depth + 1)
+            ]
+            made.chunks |= {hit_name(chunk): chunk for chunk in chunks}
+            made.keep(leg, "q", [(hit_name(chunk), 1 / chunk.sequence_number) for chunk in chunks], depth)
+        return made
 
-    deep = {"dense": leg("dense", 100), "keyword": leg("keyword", 100)}
-    shallow = {name: hits[:50] for name, hits in deep.items()}
     for strategy in ("rrf", "weighted", "normalized"):
         wanted = SearchSettings(5, "hybrid", strategy)
-        assert ranked_hits(deep, wanted) == ranked_hits(shallow, wanted)
+        assert ranked_hits(lists(100), "q", wanted) == ranked_hits(lists(50), "q", wanted)
 
 
 class Model(BaseFoundationModel):

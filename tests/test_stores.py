@@ -39,6 +39,7 @@ from ai4rag_nb.indexing.collections import (
     open_collection,
 )
 from ai4rag_nb.indexing.fusion import fuse_legs
+from ai4rag_nb.indexing.hit_lists import hit_name
 from ai4rag_nb.indexing.milvus_lite import MilvusLiteStore, drop_collections, list_collections
 from ai4rag_nb.indexing.milvus_lite_file import merge_segments
 from ai4rag_nb.indexing.store_checks import new_collection_name
@@ -49,7 +50,6 @@ from ai4rag_nb.indexing.vector_store import (
     MilvusLiteConfig,
     PGVectorConfig,
     get_vector_store,
-    hit_name,
 )
 
 WORDS = [f"word{n}" for n in range(60)]
