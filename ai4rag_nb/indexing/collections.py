@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
 
 # %% auto #0
-__all__ = ['indexing_fingerprint', 'CollectionRecord', 'CollectionRegistry', 'OpenedCollection', 'open_collection',
-           'find_orphans', 'clean_collections']
+__all__ = ['indexing_fingerprint', 'CollectionRecord', 'CollectionRecords', 'CollectionRegistry', 'OpenedCollection',
+           'open_collection', 'find_orphans', 'clean_collections']
 
 # %% ../../nbs/01_indexing/17_collections.ipynb #1d13e0ab
 _LAYOUT = 1  # raised when collections of older releases can no longer be read
@@ -45,17 +45,21 @@ def indexing_fingerprint(
     """Name an index by everything that it depends on."""
     return content_key("collection", _LAYOUT, documents, chunking, embedding, metric)
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #c31d70f8
-_KIND = "collections"
+# %% ../../nbs/01_indexing/17_collections.ipynb #e69226f7
+_KIND = "collections"  # kind of the records
+_NAMES = "collection_names"  # kind of the index that each name ever given stands for
 
 
 def _binding(
     config: BaseVectorStoreConfig,  # where the vectors are kept
+    cache: Cache,  # the workspace's cache
 ) -> dict[str, str]:  # the place, the same from every current folder
-    """Describe a place for a key."""
+    """Describe a place for a key: beside the cache by its name, so that a workspace can be moved."""
     binding = config.binding()
     if isinstance(config, MilvusLiteConfig):
-        binding["uri"] = str(Path(config.db_path).expanduser().resolve())
+        path, home = Path(config.db_path).expanduser().resolve(), Path(cache.path).resolve().parent
+        beside = cache.path != ":memory:" and path.is_relative_to(home)
+        binding["uri"] = str(path.relative_to(home) if beside else path)
     return binding
 
 
@@ -70,10 +74,10 @@ class CollectionRecord:
     chunks: int = 0  # how many it holds when complete
     created_at: str = ""  # UTC, ISO 8601
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #f6ce0e70
+# %% ../../nbs/01_indexing/17_collections.ipynb #fa7d8c96
 @dataclass(frozen=True)
-class CollectionRegistry:
-    """Keep which collection holds which index."""
+class CollectionRecords:
+    """Keep records of collections."""
 
     cache: Cache  # the workspace's cache
 
@@ -83,7 +87,7 @@ class CollectionRegistry:
         config: BaseVectorStoreConfig,  # where it would be
     ) -> CollectionRecord | None:  # its record, whatever its state
         """Look a record up."""
-        found = get_json(self.cache, _KIND, content_key(fingerprint, _binding(config)))
+        found = get_json(self.cache, _KIND, content_key(fingerprint, _binding(config, self.cache)))
         return CollectionRecord(**found) if found else None
 
     def record(
@@ -92,6 +96,7 @@ class CollectionRegistry:
     ) -> None:
         """Keep a record; it is on the disk when this returns."""
         put_json(self.cache, _KIND, content_key(record.fingerprint, record.store_binding), asdict(record))
+        put_json(self.cache, _NAMES, record.collection_name, record.fingerprint)
 
     def forget(
         self,
@@ -102,11 +107,25 @@ class CollectionRegistry:
         with self.cache.transaction() as connection:
             connection.execute("DELETE FROM entries WHERE kind = ? AND key = ?", (_KIND, key))
 
+# %% ../../nbs/01_indexing/17_collections.ipynb #6038f0ba
+class CollectionRegistry(CollectionRecords):
+    """Keep which collection holds which index."""
+
     def records(self) -> list[CollectionRecord]:  # oldest first
         """List all records."""
         rows = read_rows(self.cache, "SELECT value FROM entries WHERE kind = ?", (_KIND,))
         found = [CollectionRecord(**json.loads(value)) for (value,) in rows]
         return sorted(found, key=lambda record: (record.created_at, record.collection_name))
+
+    def successor(
+        self,
+        collection_name: str,  # a collection that was there once
+        config: BaseVectorStoreConfig,  # where it would be
+    ) -> CollectionRecord | None:  # the complete record of the same index, if there is one
+        """Find what holds today what a collection held, after it was dropped and built again."""
+        fingerprint = get_json(self.cache, _NAMES, collection_name)
+        found = self.get(fingerprint, config) if fingerprint else None
+        return found if found is not None and found.state == "complete" else None
 
 # %% ../../nbs/01_indexing/17_collections.ipynb #a456023e
 def _stored(
@@ -131,17 +150,17 @@ def _drop(
 
     return drop_collections(config, names) if names else []
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #7177e0f1
-_LOCKS: dict[str, threading.RLock] = {}  # index in a store -> held by the thread that opens or builds it
+# %% ../../nbs/01_indexing/17_collections.ipynb #153fa0ac
+_LOCKS: dict[str, threading.RLock] = {}  # index in a workspace -> held by the thread that opens or builds it
 
 
 def _building(
-    key: str,  # an index in a store
+    key: str,  # an index in a workspace
 ) -> threading.RLock:  # one for each, in all of the process
     """Give the lock that keeps two threads from building one index."""
     return _LOCKS.setdefault(key, threading.RLock())
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #1e2ff593
+# %% ../../nbs/01_indexing/17_collections.ipynb #9f9cb664
 @dataclass(frozen=True)
 class OpenedCollection:
     """Hold an open store and how it came about."""
@@ -159,7 +178,7 @@ def open_collection(
     load: Callable[[BaseVectorStore], int],  # loads an empty store and returns the number of chunks
 ) -> OpenedCollection:  # the store, open
     """Open the collection of an index, or build it."""
-    with _building(content_key(fingerprint, _binding(config))):
+    with _building(content_key(fingerprint, str(Path(registry.cache.path).resolve()))):
         known = registry.get(fingerprint, config)
         if known is not None and known.state == "complete":
             store = get_vector_store(embedding_model, config, known.collection_name)
@@ -170,7 +189,7 @@ def open_collection(
             _drop(config, [known.collection_name])
         return _build(registry, embedding_model, config, fingerprint, load)
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #c4efb48c
+# %% ../../nbs/01_indexing/17_collections.ipynb #b60612c1
 def _build(
     registry: CollectionRegistry,  # what the workspace knows
     embedding_model: BaseEmbeddingModel,  # the model of chunks and questions
@@ -180,7 +199,8 @@ def _build(
 ) -> OpenedCollection:  # the store, open
     """Build a collection, read it back and call it complete."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    record = CollectionRecord(fingerprint, new_collection_name(), _binding(config), created_at=now)
+    binding = _binding(config, registry.cache)
+    record = CollectionRecord(fingerprint, new_collection_name(), binding, created_at=now)
     registry.record(record)
     store = get_vector_store(embedding_model, config, record.collection_name)
     try:
@@ -199,7 +219,7 @@ def _build(
     registry.record(complete)
     return OpenedCollection(store, complete, reused=False)
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #cb0c80de
+# %% ../../nbs/01_indexing/17_collections.ipynb #645d1c42
 def find_orphans(
     registry: CollectionRegistry,  # what the workspace knows
     config: BaseVectorStoreConfig,  # the store
@@ -220,6 +240,6 @@ def clean_collections(
     dropped = set(_drop(config, list(wanted)))
     left = set(stored) - dropped
     for record in registry.records():
-        if record.store_binding == _binding(config) and record.collection_name not in left:
+        if record.store_binding == _binding(config, registry.cache) and record.collection_name not in left:
             registry.forget(record)
     return {name: stored[name] for name in sorted(dropped)}

@@ -44,7 +44,7 @@ def question_values(
                 values[entry["question_id"]] = scored["score"]
     return values
 
-# %% ../../nbs/04_optimization/09_results.ipynb #fe411e0c
+# %% ../../nbs/04_optimization/09_results.ipynb #85130675
 _RANKED_STATES = ("completed", "degraded")  # states that can win
 
 
@@ -91,7 +91,7 @@ class RankedEvaluations:
 
         return sorted(self.evaluations, key=order)
 
-# %% ../../nbs/04_optimization/09_results.ipynb #5611ebe0
+# %% ../../nbs/04_optimization/09_results.ipynb #050d7379
 def leaderboard_records(
     results: RankedEvaluations,  # what an experiment found out
     metric: str | None = None,  # what to rank by; the optimization metric without it
@@ -142,7 +142,7 @@ def leaderboard_frame(
         frame["rank"] = frame["rank"].astype("Int64")
     return frame
 
-# %% ../../nbs/04_optimization/09_results.ipynb #6d59d061
+# %% ../../nbs/04_optimization/09_results.ipynb #4584d998
 def compare_with_leader(
     results: RankedEvaluations,  # what an experiment found out
     metric: str | None = None,  # what to compare by; the optimization metric without it
@@ -207,12 +207,12 @@ def find_collection(
             return str(binding["collection_name"])
     return None
 
-# %% ../../nbs/04_optimization/09_results.ipynb #915a2379
+# %% ../../nbs/04_optimization/09_results.ipynb #ea091b32
 def failure_reasons(
     results: RankedEvaluations,  # what an experiment found out
 ) -> list[tuple[str, int]]:  # (reason, how often), most frequent first
-    """Count why configurations failed."""
-    reasons = Counter(result.reason for result in results.evaluations if result.state == "failed")
+    """Count why configurations failed or cannot win."""
+    reasons = Counter(result.reason for result in results.evaluations if result.state not in _RANKED_STATES)
     return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -232,7 +232,7 @@ def best_result(
         remedy="Mend the cause and run the same again: what was finished is not paid for twice.",
     )
 
-# %% ../../nbs/04_optimization/09_results.ipynb #6ae15e1f
+# %% ../../nbs/04_optimization/09_results.ipynb #b89b45c2
 class ExperimentResults(RankedEvaluations):
     """Hold what an experiment found out, and answer questions about it."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..foundations.errors import StoppedError
 from ..foundations.events import StopFlag
 
-# %% ../../nbs/04_optimization/17_run_handle.ipynb #30a1f0c9
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #24df1b3e
 class RunHandle:
     """Control a piece of work that runs on a thread of its own."""
 
@@ -25,6 +25,7 @@ class RunHandle:
         self.result: Any = None
         self.error: BaseException | None = None
         self._flag = flag
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="ai4rag_nb search")
         self._thread.start()
 
@@ -33,11 +34,13 @@ class RunHandle:
             self.result = work()
         except BaseException as error:  # handed to whoever waits
             self.error = error
+        finally:
+            self._ended.set()
 
     @property
     def running(self) -> bool:
         """Tell whether the work still goes on."""
-        return self._thread.is_alive()
+        return not self._ended.is_set()
 
     def stop(self) -> None:
         """Ask the work to stop at the next safe moment; returns at once."""
@@ -49,10 +52,10 @@ class RunHandle:
     ) -> Any:  # the result; None when the time was up first
         """Wait for the end, and raise what the work raised."""
         try:
-            self._thread.join(timeout)
+            self._ended.wait(timeout)
         except KeyboardInterrupt:
             self.stop()
-            self._thread.join()
+            self._ended.wait()
             raise
         if self.error is not None:
             raise self.error

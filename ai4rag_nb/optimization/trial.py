@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TrialRunner', 'collection_in_use', 'make_pipeline', 'ask_questions', 'Measured', 'measure', 'grouped_settings',
-           'find_twin', 'measure_configuration', 'run_trial', 'attempt_trial']
+           'find_twin', 'missing_scores', 'measure_configuration', 'run_trial', 'attempt_trial']
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #8db720fb
+# %% ../../nbs/04_optimization/14_trial.ipynb #f50a8703
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from .run_store import Candidate, EvaluationResult
 from ..querying.rag import SimpleRAG, query_rag
 from ..querying.retriever import HitListCache, Retriever
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #922b71cf
+# %% ../../nbs/04_optimization/14_trial.ipynb #6b92700f
 @dataclass
 class TrialRunner:
     """Hold what all trials of an experiment share."""
@@ -42,14 +42,21 @@ class TrialRunner:
     hit_lists: HitListCache = field(default_factory=HitListCache, repr=False)  # what was found before
     opened: dict[str, BaseVectorStore] = field(default_factory=dict, repr=False)  # the collection in use
     finished: list[EvaluationResult] = field(default_factory=list, repr=False)  # earlier trials of the run
+    held: list[BaseVectorStore] = field(default_factory=list, repr=False)  # open for the time of the run
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Close the collection in use."""
         for store in self.opened.values():
             store.close()
         self.opened.clear()
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #6b62bdf9
+    def close(self) -> None:
+        """Close everything."""
+        self.release()
+        while self.held:
+            self.held.pop().close()
+
+# %% ../../nbs/04_optimization/14_trial.ipynb #c2319f2c
 def collection_in_use(
     runner: TrialRunner,  # what trials share
     configuration: Mapping[str, Any],  # a canonical configuration
@@ -60,7 +67,7 @@ def collection_in_use(
     if name in runner.opened:
         opened.store.close()
         return runner.opened[name]
-    runner.close()
+    runner.release()
     runner.opened[name] = opened.store
     return opened.store
 
@@ -132,7 +139,7 @@ def measure(
     marks = [judge_hits(entry) for entry in data]
     return Measured(evaluation, question_results(data, responses, evaluation["question_scores"], marks))
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #625b010a
+# %% ../../nbs/04_optimization/14_trial.ipynb #845c97a8
 def grouped_settings(
     candidate: Candidate,  # the configuration
     store: BaseVectorStore,  # its collection, open
@@ -162,11 +169,21 @@ def find_twin(
     parts = ("template_id", "retrieval", "generation", "store_binding")
     for result in finished:
         known = result.payload.get("settings", {})
-        if result.state != "failed" and all(known.get(part) == settings[part] for part in parts):
+        if result.state == "completed" and all(known.get(part) == settings[part] for part in parts):
             return result
     return None
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #7a64fd5d
+# %% ../../nbs/04_optimization/14_trial.ipynb #24a36a83
+def missing_scores(
+    results: Sequence[Mapping[str, Any]],  # one entry a question
+    scored: int,  # how many have a score
+) -> str:  # a sentence
+    """Say why a configuration cannot win."""
+    errors = Counter(entry["error"] for entry in results if entry.get("error"))
+    often = "; ".join(f"{count} x {error}" for error, count in errors.most_common(1))
+    return f"Too few questions have a score: {scored} of {len(results)}." + (f" {often}" if often else "")
+
+# %% ../../nbs/04_optimization/14_trial.ipynb #6fd6ffa4
 def measure_configuration(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -192,7 +209,7 @@ def run_trial(
     started = time.monotonic()
     objective = runner.inputs.objective
     measured, settings = measure_configuration(runner, candidate)
-    mean = metric_scores(measured.evaluation, objective)["scores"]["mean"]
+    scores = metric_scores(measured.evaluation, objective)["scores"]
     winning = can_win(measured.evaluation, objective)
     seconds = time.monotonic() - started
     payload = pattern_payload(
@@ -204,10 +221,10 @@ def run_trial(
         key=candidate.key,
         configuration=dict(candidate.labels),
         state="completed" if winning else "incomplete",
-        score=mean,
+        score=scores["mean"],
         payload=payload,
         results=measured.results,
-        reason="" if winning else "Too few questions have a score.",
+        reason="" if winning else missing_scores(measured.results, scores["n"]),
         seconds=seconds,
     )
 

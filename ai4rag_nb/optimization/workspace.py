@@ -13,7 +13,10 @@ from ..foundations.cache import Cache
 from ..foundations.errors import InputError, StorageError
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #5927f8f0
+# %% ../../nbs/04_optimization/11_workspace.ipynb #6dea34a2
+_CACHE_FILE = "cache.sqlite"  # the file in a workspace that makes it one
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Hold the places in which experiments keep what they share."""
@@ -31,7 +34,7 @@ class Workspace:
         if path.exists() and not path.is_dir():
             raise InputError(f"The workspace '{path}' is a file.", remedy="Name a folder.")
         try:
-            return cls(path, Cache.open(path / "cache.sqlite"))
+            return cls(path, Cache.open(path / _CACHE_FILE))
         except StorageError as error:
             if isinstance(error.__cause__, OSError):
                 raise InputError(
@@ -39,6 +42,19 @@ class Workspace:
                     remedy="Name a folder that you may write to.",
                 ) from error
             raise
+
+    @classmethod
+    def existing(
+        cls,
+        folder: str | Path,  # where a workspace should be
+    ) -> "Workspace":  # the opened workspace
+        """Open a workspace that is there already, and make nothing."""
+        if not (Path(folder) / _CACHE_FILE).is_file():
+            raise InputError(
+                f"There is no workspace in '{folder}'.",
+                remedy="Name the folder given to --workspace; if it was removed, run the same search again.",
+            )
+        return cls.open(folder)
 
     @property
     def models(self) -> Path:
