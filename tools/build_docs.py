@@ -1,7 +1,7 @@
 """Build the documentation from the notebooks, with Quarto where there is one, else with smalldocs.
 
-The fallback is one step that can be replaced: notebooks are processed by nbdev, put in order with a sidebar, rendered, and
-the finished pages are checked: every link leads somewhere and no page asks another host for anything.
+The notebooks are processed by nbdev and put in reading order with a sidebar; the renderer is the one step that can be
+replaced. The finished pages are checked: every link leads somewhere, and no page asks another host for anything.
 """
 
 import argparse
@@ -12,7 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,21 +23,34 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "nbs"
+PAGES_BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md")  # pages that lie beside the notebooks' folder
 LEADING_NUMBER = re.compile(r"^\d+[a-z]?_")
-
-
-def page_title(notebook: Path) -> str:
-    """Return the title of a processed notebook."""
-    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-        found = re.search(r"^(?:# |title: )(.+)$", "".join(cell["source"]), flags=re.M)
-        if found:
-            return found.group(1).strip("'\" ")
-    return notebook.stem
+LINK = re.compile(r"(\]\()([^)\s#]+\.(?:ipynb|md))(#[^)\s]*)?(\))")
 
 
 def without_number(name: str) -> str:
     """Return a file's or folder's name without the number that gives the reading order."""
     return LEADING_NUMBER.sub("", name)
+
+
+def page_of(address: str) -> str:
+    """Return where a link between notebooks leads on the site, where files have no numbers."""
+    folder, _, name = address.rpartition("/")
+    if name in PAGES_BESIDE:
+        folder = folder.removeprefix("..").removeprefix("/")
+    return f"{folder}/{without_number(name)}".removeprefix("/")
+
+
+def with_page_links(text: str) -> str:
+    """Turn the links between notebooks in some Markdown into links between pages."""
+    return LINK.sub(lambda found: f"{found[1]}{page_of(found[2])}{found[3] or ''}{found[4]}", text)
+
+
+def source_notebooks(notebooks: Path) -> list[Path]:
+    """Return the notebooks in reading order."""
+    found = (path.relative_to(notebooks) for path in sorted(notebooks.rglob("*.ipynb")))
+    return [notebooks / path for path in found if not any(part[0] in "._" for part in path.parts)]
 
 
 def lenient_signature(function: Callable[..., Any], *, eval_str: bool = True) -> inspect.Signature:
@@ -46,47 +61,65 @@ def lenient_signature(function: Callable[..., Any], *, eval_str: bool = True) ->
         return inspect.signature(function)
 
 
-def process_notebooks(target: Path) -> None:
-    """Let nbdev process the notebooks, and write them under the names that its links expect."""
+def process_notebook(source: Path, page: Path) -> None:
+    """Let nbdev process one notebook into a page."""
     import fastcore.docments
     from nbdev.processors import FilterDefaults
     from nbdev.serve_drv import exec_nb
 
     fastcore.docments.signature = lenient_signature
     os.environ["IN_TEST"] = "1"
-    shutil.rmtree(target, ignore_errors=True)
-    for source in sorted((ROOT / "nbs").rglob("*.ipynb")):
-        if source.name[0] in "._" or ".ipynb_checkpoints" in source.parts:
-            continue
-        place = source.relative_to(ROOT / "nbs")
-        page = target / place.with_name(without_number(place.name))
-        page.parent.mkdir(parents=True, exist_ok=True)
-        exec_nb(source, page, FilterDefaults)
+    main = sys.modules["__main__"]
+    exec_nb(source, page, FilterDefaults)  # runs the cells that import, in a `__main__` of its own
+    sys.modules["__main__"] = main
+    notebook = json.loads(page.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = with_page_links("".join(cell["source"]))
+    page.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def process_notebooks(notebooks: Path, target: Path) -> None:
+    """Process every notebook, and bring the pictures and the pages beside them along."""
+    sources = source_notebooks(notebooks)
+    places = [source.relative_to(notebooks) for source in sources]
+    pages = [target / place.with_name(without_number(place.name)) for place in places]
+    for folder in {page.parent for page in pages}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        list(pool.map(process_notebook, sources, pages))
+    for picture in (*notebooks.rglob("*.png"), *notebooks.rglob("*.svg")):
+        place = target / picture.relative_to(notebooks)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, place)
+    for name in PAGES_BESIDE:
+        shutil.copy(ROOT / name, target / name)
 
 
 def sidebar(notebooks: Path) -> list[object]:
-    """Return the sidebar: the index, then a section for each folder, in reading order."""
+    """Return the sidebar: the index, the tutorials, then a section for each folder, in reading order."""
     contents: list[object] = ["index.ipynb"]
-    for folder in sorted(path for path in notebooks.iterdir() if path.is_dir() and path.name[0] not in "._"):
+    folders = [path for path in notebooks.iterdir() if path.is_dir() and any(path.glob("*.ipynb"))]
+    for folder in sorted(folders, key=lambda path: (path.name != "tutorials", path.name)):
         pages = sorted(folder.glob("*.ipynb"), key=lambda path: (path.stem != "index", path.name))
         files = [f"{folder.name}/{without_number(page.name)}" for page in pages]
         name = without_number(folder.name).replace("_", " ").capitalize()
         contents.append({"section": name, "contents": files})
-    return contents
+    return [*contents, {"section": "The project", "contents": list(PAGES_BESIDE)}]
 
 
-def configure(target: Path) -> Path:
+def configure(notebooks: Path, target: Path) -> Path:
     """Write the site's configuration with the sidebar, and return where the pages will be."""
     configuration = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     configuration.pop("metadata-files", None)
     configuration["project"]["output-dir"] = "_site"
-    configuration["website"]["sidebar"] = {"style": "floating", "contents": sidebar(ROOT / "nbs")}
+    configuration["website"]["sidebar"] = {"style": "floating", "contents": sidebar(notebooks)}
     (target / "_quarto.yml").write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return target / "_site"
 
 
 class Addresses(HTMLParser):
-    """Collect what a page links to and what it loads."""
+    """Collect what a page links to, what it loads, and the places in it that can be linked to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,10 +132,12 @@ class Addresses(HTMLParser):
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
-        elif "src" in values:
+        if "src" in values:
             self.loads.append(values["src"])
-        elif tag == "link" and "href" in values:
+        if tag == "link" and "href" in values:
             self.loads.append(values["href"])
+        if "srcset" in values:
+            self.loads += [part.split()[0] for part in values["srcset"].split(",") if part.strip()]
 
 
 def read_addresses(page: Path) -> Addresses:
@@ -112,58 +147,69 @@ def read_addresses(page: Path) -> Addresses:
     return addresses
 
 
+def address_problem(site: Path, page: Path, address: str, pages: dict[Path, Addresses]) -> str:
+    """Say what is wrong with one address in a page; nothing when all is well."""
+    parts = urlsplit(address)
+    if parts.scheme in ("data", "javascript", "mailto"):
+        return ""
+    if parts.scheme or parts.netloc:
+        return "leads outside"
+    target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    if not target.is_relative_to(site):
+        return "leads outside"
+    target = target / "index.html" if target.is_dir() else target
+    if not target.is_file():
+        return "leads to nothing"
+    known = pages[target].anchors if target in pages else None
+    if parts.fragment and known is not None and unquote(parts.fragment) not in known:
+        return "leads to no such place"
+    return ""
+
+
 def check_site(site: Path) -> list[str]:
     """Return every broken link and every address outside the site."""
-    pages = {page: read_addresses(page) for page in site.rglob("*.html")}
+    site = site.resolve()
+    pages = {page: read_addresses(page) for page in sorted(site.rglob("*.html"))}
     problems = []
     for page, addresses in pages.items():
-        for address in addresses.links + addresses.loads:
-            parts = urlsplit(address)
-            if parts.scheme in ("data", "javascript", "mailto"):
-                continue
-            if parts.scheme or parts.netloc:
-                problems.append(f"{page.relative_to(site)} leads outside: {address}")
-                continue
-            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-            target = target / "index.html" if target.is_dir() else target
-            anchors = pages[target].anchors if target in pages else set()
-            if not target.exists():
-                problems.append(f"{page.relative_to(site)} links to nothing: {address}")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in anchors:
-                problems.append(f"{page.relative_to(site)} links to no such place: {address}")
+        for address in dict.fromkeys(addresses.links + addresses.loads):
+            problem = address_problem(site, page, address, pages)
+            if problem:
+                problems.append(f"{page.relative_to(site)}: '{address}' {problem}")
+    for sheet in sorted(site.rglob("*.css")):
+        for address in re.findall(r"url\(['\"]?((?:https?:)?//[^)'\"]+)", sheet.read_text(encoding="utf-8")):
+            problems.append(f"{sheet.relative_to(site)}: '{address}' leads outside")
     return problems
 
 
-def build(output: Path) -> list[str]:
-    """Build the site without Quarto and return what is wrong with it."""
-    work = ROOT / "_proc_docs"
-    process_notebooks(work)
-    site = configure(work)
-    command = [str(Path(sys.executable).with_name("smalldocs")), "render", "--quiet", str(work)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return [done.stdout + done.stderr]
-    shutil.rmtree(output, ignore_errors=True)
-    shutil.copytree(site, output)
-    shutil.rmtree(work)
-    return check_site(output)
+def render_command(folder: Path) -> list[str]:
+    """Return the command that renders a processed folder."""
+    if shutil.which("quarto"):
+        return ["quarto", "render", str(folder), "--no-execute"]
+    return [str(Path(sys.executable).with_name("smalldocs")), "render", "--quiet", str(folder)]
+
+
+def build(output: Path, notebooks: Path = NOTEBOOKS) -> list[str]:
+    """Build the site and return what is wrong with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder).resolve()
+        process_notebooks(notebooks, work)
+        site = configure(notebooks, work)
+        done = subprocess.run(render_command(work), capture_output=True, text=True, check=False)
+        if done.returncode:
+            return [done.stdout + done.stderr]
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(site, output)
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "warn" in line.lower()]
+    return said + check_site(output)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "_docs", help="folder for the pages")
     options = parser.parse_args()
-    if shutil.which("quarto"):
-        print("Building with Quarto.")
-        sys.exit(
-            subprocess.run(
-                [str(Path(sys.executable).with_name("nbdev-docs"))], cwd=ROOT, check=False
-            ).returncode
-        )
-    print("Building with smalldocs, because there is no Quarto.")
+    print(f"Building with {Path(render_command(ROOT)[0]).name}.")
     found = build(options.out)
-    print(
-        *(found or [f"{len(list(options.out.rglob('*.html')))} pages in {options.out}, all links whole."]),
-        sep="\n",
-    )
+    count = len(list(options.out.rglob("*.html")))
+    print(*(found or [f"{count} pages in {options.out}, all links whole."]), sep="\n")
     sys.exit(bool(found))
