@@ -37,7 +37,7 @@ class RAGMetric:
         """Give evaluator and name as one text."""
         return f"{self.evaluator}:{self.name}"
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #6d6783fa
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #3072e3df
 _FAITHFULNESS = "Share of the answer's words that stand in the one context that holds most of them."
 _ANSWER_CORRECTNESS = (
     "Share of the words of a correct answer that stand in the answer (recall); length is not penalised."
@@ -55,7 +55,7 @@ _RECALL = "Share of the {} that were retrieved."
 _NDCG = "Discounted gain of the {} by rank, divided by the best possible."
 _BY_EVIDENCE = " Chunks are right that bring half of a passage of evidence or lie inside one."
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #b6d72c71
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #5329e988
 @dataclass(frozen=True)
 class AnswerMetrics:
     """List the metrics of answers."""
@@ -84,7 +84,7 @@ class AnswerMetrics:
         is_outcome=True,
     )
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #96be259d
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #08cd7aa9
 @dataclass(frozen=True)
 class MetricCatalogue(AnswerMetrics):
     """List all metrics, and find them by name."""
@@ -139,13 +139,23 @@ def find_metric(
 
 Metrics = MetricCatalogue()
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #4a60874d
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #47cda11b
 DEFAULT_METRICS = (
     Metrics.FAITHFULNESS,
     Metrics.ANSWER_CORRECTNESS,
     Metrics.CONTEXT_CORRECTNESS,
     Metrics.OVERALL_SCORE,
 )
+
+
+_RETRIEVAL_METRICS = (
+    Metrics.DOCUMENT_RECIPROCAL_RANK,
+    Metrics.DOCUMENT_RECALL,
+    Metrics.DOCUMENT_NDCG,
+    Metrics.EVIDENCE_RECIPROCAL_RANK,
+    Metrics.EVIDENCE_RECALL,
+    Metrics.EVIDENCE_NDCG,
+)  # of documents and of passages, which stay comparable when the chunking changes
 
 
 def shown_metrics(
@@ -156,6 +166,8 @@ def shown_metrics(
     beside: list[RAGMetric] = [Metrics.RIGHT_REFUSAL, Metrics.WRONG_REFUSAL]
     if Metrics.ANSWER_CORRECTNESS in shown:
         beside = [Metrics.TOKEN_F1, Metrics.ANSWER_WORDS, *beside]
+    if Metrics.CONTEXT_CORRECTNESS in shown:
+        beside = [*beside, *_RETRIEVAL_METRICS]
     return shown + [metric for metric in beside if metric not in shown]
 
 # %% ../../nbs/03_evaluation/07_metrics.ipynb #96466a20
@@ -173,7 +185,7 @@ class Unscored:
 
 Value = float | Unscored  # a score, or why there is none
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #bea940b9
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #e608d947
 def summarise_metric(
     metric: RAGMetric,  # what was measured
     values: Sequence[Value],  # one for each question
@@ -198,7 +210,7 @@ def summarise_metric(
         "not_applicable": len(values) - applicable,
     }
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #b59d8674
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #1564ecc2
 def build_result(
     question_ids: Sequence[str],  # the names of the questions
     columns: Mapping[RAGMetric, Sequence[Value]],  # for each metric, one value for each question
