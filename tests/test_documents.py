@@ -520,6 +520,30 @@ def test_missing_folder_names_the_nearest(tmp_path):
         load_documents(tmp_path / "handbok")
 
 
+def test_links_and_names_that_lead_nowhere(tmp_path):
+    (tmp_path / "docs").symlink_to(tmp_path / "gone")
+    (tmp_path / "ring").symlink_to(tmp_path / "ring")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("docs", "ring", "a\x00b", "x" * 300, "no/such/folder"):
+        with pytest.raises(DocumentError):
+            load_documents(tmp_path / name)
+    with pytest.raises(DocumentError, match="neither a folder nor a file"):
+        load_documents(tmp_path / "pipe")
+
+
+def test_a_very_deep_folder(tmp_path):
+    depth, here = 600, os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("deep.md").write_text("deep")
+    finally:
+        os.chdir(here)
+    assert load_documents(tmp_path)[0].name == "d/" * depth + "deep.md"
+
+
 @pytest.mark.parametrize("folder", ["", "  ", None, 3])
 def test_no_path_is_an_error(folder):
     with pytest.raises(DocumentError, match="no path"):
@@ -532,7 +556,7 @@ def test_empty_folder(tmp_path):
     with pytest.raises(DocumentError, match=r"holds no file.*\.md"):
         load_documents(tmp_path)
     (tmp_path / "logo.png").write_bytes(b"\x89PNG")
-    with pytest.raises(DocumentError, match="1 files of other kinds"):
+    with pytest.raises(DocumentError, match="1 file of other kinds"):
         load_documents(tmp_path)
 
 
@@ -563,7 +587,7 @@ def test_unreadable_folder_and_file():
         (docs / "secret.md").chmod(0)
         (docs / "locked").chmod(0)
         shown = loaded_without_rights(docs).stdout
-        assert "1 documents" in shown and "2 skipped" in shown
+        assert "1 document," in shown and "2 skipped" in shown
         assert "secret.md: it cannot be read (Permission denied)" in shown
         assert "locked/: the folder cannot be read (Permission denied)" in shown
         docs.chmod(0)
@@ -616,11 +640,11 @@ def test_a_bad_file_is_named_counted_and_skipped(tmp_path, monkeypatch, name):
     assert len(loaded.skipped) == 1 and loaded.skipped[0][0] == name
     assert reason in loaded.skipped[0][1]
     assert "1 skipped" in loaded.report() and name in loaded.report()
-    with pytest.raises(DocumentError, match=r"1 of the documents") as caught:
+    with pytest.raises(DocumentError, match="1 file in") as caught:
         load_documents(tmp_path, strict=True)
     assert name in str(caught.value) and caught.value.remedy
     (tmp_path / "good.md").unlink()
-    with pytest.raises(DocumentError, match="None of the 1 documents"):
+    with pytest.raises(DocumentError, match=r"Nothing in .* can be read as a document \(1 file\)"):
         load_documents(tmp_path)
     with pytest.raises(InputError):
         load_documents(tmp_path / name)
@@ -730,7 +754,8 @@ def test_patterns_choose_files_and_read_other_kinds_as_text(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text("# not a heading")
     (tmp_path / "src" / "notes.md").write_text("# heading")
-    assert [d.name for d in load_documents(tmp_path, patterns=["*.py"])] == ["src/main.py"]
+    for patterns in ("*.py", ["*.py"], ["src/*.py"]):
+        assert [d.name for d in load_documents(tmp_path, patterns=patterns)] == ["src/main.py"]
     both = load_documents(tmp_path, patterns=["src/*"])
     assert [document_blocks(document)[0].kind for document in both] == ["text", "heading"]
 
@@ -746,7 +771,7 @@ def test_progress_counts_every_file(tmp_path):
 def test_a_loaded_list_is_a_list():
     loaded = LoadedDocuments([text_document("hello", "a.txt")])
     assert check_documents(loaded) == list(loaded)
-    assert repr(loaded) == "1 documents, 5 characters."
+    assert repr(loaded) == "1 document, 5 characters."
 
 
 # ---------------------------------------------------------------- conversion and its cache
@@ -802,7 +827,7 @@ def fake_docling(monkeypatch: pytest.MonkeyPatch, made: list[str]) -> None:
         def convert(self, stream):
             content = stream.stream.read().decode()
             if "broken" in content:
-                raise RuntimeError("no pages")
+                raise RuntimeError("no\npages")
             document = DoclingDocument(name=stream.name)
             if "scan" not in content:
                 document.add_text(DocItemLabel.TEXT, content)

@@ -164,7 +164,7 @@ def _versions(
             versions.append("missing")
     return versions
 
-# %% ../../nbs/01_indexing/03c_conversion.ipynb #cc8bce44
+# %% ../../nbs/01_indexing/03c_conversion.ipynb #2eb1f8b7
 def _read_bytes(
     data: bytes,  # the bytes of a file
     name: str,  # the name of the document
@@ -196,7 +196,8 @@ def _checked(
     except (DocumentError, NotAvailableError):
         raise
     except Exception as error:
-        raise DocumentError(f"it could not be read ({type(error).__name__}: {str(error)[:200]})") from error
+        message = " ".join(str(error).split())[:200]
+        raise DocumentError(f"it could not be read ({type(error).__name__}: {message})") from error
     if is_blank((converted.document.source_text or "").replace("<!-- image -->", "")):
         raise DocumentError("there is no text in it")
     return converted
