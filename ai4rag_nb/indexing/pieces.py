@@ -127,8 +127,9 @@ class Window:
         """Tell whether a word or a row was cut."""
         return self.cut_start or self.cut_end
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #b875c3f1
+# %% ../../nbs/01_indexing/06_pieces.ipynb #72f6b8f9
 _MOST_CHARACTERS = 16_000  # of a chunk: vector stores count bytes, and a character has up to four
+_LONG_WORD = re.compile(r"\S{101}")  # may be a single unknown token
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,14 @@ class TextMeasure:
 
     def text_tokens(
         self,
-        text: str,  # a text that is asked for several times, such as a prefix
-    ) -> int:  # its tokens, special tokens left out
+        text: str,  # a chunk, or a prefix
+    ) -> int:  # its tokens, special tokens left out; more than the budget when it has too many characters
         """Count the tokens of a text and remember them."""
         if text not in self._counted:
-            self._counted[text] = self.counter.count(text) - self.counter.special_tokens
+            tokens = self.counter.count(text) - self.counter.special_tokens
+            if _LONG_WORD.search(text):
+                tokens = max(tokens, len(self.counter.token_starts(text)))
+            self._counted[text] = tokens if len(text) <= _MOST_CHARACTERS else max(tokens, self.budget + 1)
         return self._counted[text]
 
     def fits(
@@ -188,8 +192,6 @@ class TextMeasure:
         prefix: str = "",  # what stands in front
     ) -> bool:  # whether the chunk keeps the limit
         """Count the real text of a chunk."""
-        if end - start > _MOST_CHARACTERS:
-            return False
         return self.text_tokens(prefix + self.text[start:end]) <= self.budget
 
 # %% ../../nbs/01_indexing/06_pieces.ipynb #f38b535f
@@ -215,7 +217,7 @@ def breaks_word(
     before, behind = text[position - 1], text[position]
     return not (before.isspace() or behind.isspace() or _UNSPACED.search(before + behind))
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #5d3f5762
+# %% ../../nbs/01_indexing/06_pieces.ipynb #4694811d
 def _whole_character(
     text: str,  # a text
     start: int,  # where the piece begins
@@ -239,11 +241,13 @@ def _place_to_cut(
     """Find the best place to cut."""
     half = start + (farthest - start) // 2
     kinds = _ROW_BREAKS if row else _BREAKS
-    places = [[match.start() for match in kind.finditer(text, start + 1, farthest + 1)] for kind in kinds]
-    for kind in places:
-        if kind and kind[-1] > half:
-            return kind[-1]
-    late = max((kind[-1] for kind in places if kind), default=start)
+    latest: list[int] = []
+    for kind in kinds:
+        places = [match.start() for match in kind.finditer(text, start + 1, farthest + 1)]
+        latest.append(max((place for place in places if place <= farthest), default=start))
+        if latest[-1] > half:
+            return latest[-1]
+    late = max(latest)
     if late > start:
         return late
     return _whole_character(text, start, farthest) if farthest < len(text) else farthest
@@ -317,7 +321,7 @@ def _best_end(
             best = candidate
     return best + 1
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #0b575b55
+# %% ../../nbs/01_indexing/06_pieces.ipynb #8c9caee1
 def _prefix_for(
     measure: TextMeasure,  # the text and its counter
     piece: Piece,  # the first piece of a window
@@ -343,7 +347,10 @@ def _overlap_start(
     place = int(np.searchsorted(measure.starts, piece.start)) - tokens
     if tokens <= 0:
         return piece.start
-    earliest = max(int(measure.starts[max(place, 0)]), begun + 1)
+    earliest = int(measure.starts[max(place, 0)])
+    if place > 0 and measure.starts[place - 1] == earliest:
+        earliest = int(measure.starts[np.searchsorted(measure.starts, earliest, side="right")])
+    earliest = max(earliest, begun + 1)
     whole, part = piece.start, piece
     for part in reversed(pieces):
         if part.start < earliest:
@@ -354,7 +361,7 @@ def _overlap_start(
     found = _WORD_START.search(measure.text, earliest, whole)
     return found.start() if found else whole
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #908bd2c6
+# %% ../../nbs/01_indexing/06_pieces.ipynb #6eb3413c
 @dataclass
 class _Packing:
     """Hold what is known while pieces are packed."""
@@ -386,16 +393,17 @@ class _Packing:
     def split(
         self,
         index: int,  # number of a piece that is too long
+        budget: int,  # tokens that a part of it may have
     ) -> bool:  # whether that helped
         """Replace a piece by its parts."""
         piece = self.pieces[index]
         tokens = self.measure.tokens(piece.start, piece.end)
-        parts = cut_piece(self.measure, piece, max(1, min(self.measure.budget, tokens - 1)))
+        parts = cut_piece(self.measure, piece, max(1, min(budget, tokens - 1)))
         self.pieces[index : index + 1] = parts
         self.ends[index : index + 1] = [part.end for part in parts]
         return len(parts) > 1
 
-# %% ../../nbs/01_indexing/06_pieces.ipynb #060086ff
+# %% ../../nbs/01_indexing/06_pieces.ipynb #98385709
 def pack_pieces(
     measure: TextMeasure,  # the text and its counter
     pieces: Sequence[Piece],  # pieces in reading order
@@ -413,17 +421,17 @@ def pack_pieces(
         if not taken and prefix:
             packing.pieces[first] = replace(piece, prefixes=("",))
             continue
-        if not taken and packing.split(first):
+        if not taken and packing.split(first, measure.budget - overlap):
             continue
         behind = first + max(taken, 1)
         window = packing.pieces[first:behind]
-        begun = start
         begin, end = trimmed(measure.text, start, window[-1].end)
         if end > begin:
             cut_start = piece.cut_start and start == piece.start
             yield Window(begin, end, prefix, cut_start, window[-1].cut_end)
         first = behind
         if first < len(packing.pieces):
+            begun = begin if end > begin else start
             start = packing.pieces[first].start
             if overlap:
                 near = packing.pieces[max(first - overlap, 0) : first + 1]
