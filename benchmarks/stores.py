@@ -1,9 +1,9 @@
 """Compare our Milvus Lite store with the bare client, and many questions in one call with one by one.
 
 Run `python benchmarks/stores.py [--save] [--rows 2000 5000] [--questions 200]`. The bare client makes the same
-calls. Texts of the shared set `squad` are used where AI4RAG_NB_DATA finds it, made-up ones elsewhere; vectors are
-random, since nothing here depends on them. Ratios of processor time and counts are kept, never seconds, since those
-belong to one machine.
+calls. Texts of the shared set `squad` are used where AI4RAG_NB_DATA finds it, made-up ones elsewhere; vectors
+are random, since nothing here depends on them. Ratios of processor time and counts are kept, never seconds,
+since those belong to one machine.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def material(rows: int, questions: int) -> tuple[list[AI4RAGChunk], list[str]]:
 
 
 def processor_times(*works: Callable[[], Any], repeats: int = REPEATS) -> list[float]:
-    """Give the least processor time of each work, the server's thread included, in seconds; they take turns."""
+    """Give the least processor time of each work, the server's thread included; they take turns."""
     taken: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for times, work in zip(taken, works, strict=True):

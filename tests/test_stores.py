@@ -941,6 +941,23 @@ class TestCollections:
         opened.store.close()
         assert opened.reused
 
+    def test_a_workspace_can_be_moved(self, tmp_path: Path) -> None:
+        def load(store: BaseVectorStore) -> int:
+            return store.add_documents(random_chunks(3))
+
+        reused = []
+        for home, cache_name in ((tmp_path / "here", "cache.sqlite"), (tmp_path / "there", "cache.sqlite")):
+            if reused:
+                (tmp_path / "here").rename(home)
+            cache = Cache.open(home / cache_name)
+            opened = open_collection(
+                CollectionRegistry(cache), HashModel(), MilvusLiteConfig(home / "store.db"), "print", load
+            )
+            reused.append(opened.reused)
+            opened.store.close()
+            cache.close()
+        assert reused == [False, True]
+
     def test_a_failing_load_leaves_nothing(
         self, registry: CollectionRegistry, config: MilvusLiteConfig
     ) -> None:
