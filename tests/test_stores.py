@@ -700,6 +700,27 @@ class TestMilvusLite:
         released = run_python(code, path)
         assert released.stdout.strip() == "opened", released.stdout + released.stderr
 
+    def test_the_process_that_holds_the_file_is_named(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "store.db")
+        code = script("""
+            store = get_vector_store(Model(), MilvusLiteConfig(sys.argv[1]))
+            print("open", flush=True)
+            time.sleep(60)
+        """)
+        child = start_child(code, path)
+        try:
+            assert child.stdout is not None and child.stdout.readline().strip() == "open"
+            with pytest.raises(
+                VectorStoreInitializationError, match=f"another process {child.pid} has it open"
+            ):
+                get_vector_store(HashModel(), MilvusLiteConfig(path))
+            with pytest.raises(VectorStoreInitializationError, match="another process"):
+                list_collections(MilvusLiteConfig(path))
+        finally:
+            child.kill()
+            child.communicate()
+        get_vector_store(HashModel(), MilvusLiteConfig(path)).close()
+
     def test_the_file_is_free_after_a_failed_opening(self, tmp_path: Path) -> None:
         config = MilvusLiteConfig(tmp_path / "store.db")
         with get_vector_store(HashModel(16), config, "ai4rag_x") as store:
