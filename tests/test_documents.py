@@ -644,7 +644,7 @@ def test_a_bad_file_is_named_counted_and_skipped(tmp_path, monkeypatch, name):
         load_documents(tmp_path, strict=True)
     assert name in str(caught.value) and caught.value.remedy
     (tmp_path / "good.md").unlink()
-    with pytest.raises(DocumentError, match=r"Nothing in .* can be read as a document \(1 file\)"):
+    with pytest.raises(DocumentError, match=r"Nothing in .* is a readable document \(1 file\)"):
         load_documents(tmp_path)
     with pytest.raises(InputError):
         load_documents(tmp_path / name)
