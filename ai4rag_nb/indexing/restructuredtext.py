@@ -103,7 +103,7 @@ def _read_unknown(
         writer.text(f"{name} {argument}" if _VERSIONS.fullmatch(name) else argument, place)
         _read(writer, _doctree(body), place, level)
 
-# %% ../../nbs/01_indexing/03a_restructuredtext.ipynb #f47f0674
+# %% ../../nbs/01_indexing/03a_restructuredtext.ipynb #ff655f64
 def _cells(
     row: nodes.Element,  # a row of a table
 ) -> list[Cell]:  # its cells
@@ -135,7 +135,7 @@ def _read_table(
     rows = [_cells(row) for part in parts for row in part.children]
     write_table(writer, rows, _words(title) if title is not None else "", place)
 
-
+# %% ../../nbs/01_indexing/03a_restructuredtext.ipynb #0f4edfbd
 def _read_list(
     writer: MarkupWriter,  # the document being written
     element: nodes.Element,  # a list
