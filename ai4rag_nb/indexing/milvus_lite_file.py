@@ -58,7 +58,7 @@ def _is_locked(
         os.close(descriptor)
     return False
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #18a31243
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #9625401d
 def explain_failure(
     path: Path,  # the Milvus Lite file
     error: BaseException | None = None,  # what the client reported
@@ -82,7 +82,7 @@ def explain_failure(
         message += f": {str(error).splitlines()[0]}." if error and str(error) else "."
     return VectorStoreInitializationError(message, remedy=remedy)
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #50901353
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #57958a68
 @contextmanager
 def milvus_errors(
     action: str,  # what is done: "search 'ai4rag_x'"
@@ -165,9 +165,10 @@ def merge_segments(
         collection._cleanup_orphan_index_files()
     return most
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #03c19719
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #bea0c62f
 _OPEN_FILES: dict[tuple[int, str], MilvusLiteFile] = {}  # (process, path) -> the handle
 _OPEN_LOCK = threading.RLock()
+_NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": 0}
 
 
 def _connect(
@@ -182,7 +183,7 @@ def _connect(
     for name in ("pymilvus", "milvus_lite"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        return MilvusClient(str(path))
+        return MilvusClient(str(path), grpc_options=_NO_PINGS)
     except Exception as error:  # the boundary to pymilvus, which reports each cause with another class
         raise explain_failure(path, error) from error
 

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['make_parser', 'parse_arguments']
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #1c3916b2
+# %% ../../nbs/07_serving/02_arguments.ipynb #22f91013
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from ..foundations.errors import NotAvailableError
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #f0d47d5e
+# %% ../../nbs/07_serving/02_arguments.ipynb #bc07b851
 _STORES = ("milvus_lite", "milvus", "pgvector")
 _MODEL_HELP = "local:NAME, openai:MODEL or default; may be given several times"
 
@@ -47,7 +48,7 @@ def _add_run_arguments(
         "--strict", action="store_true", help="end when a document or evidence cannot be used"
     )
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #31319b38
+# %% ../../nbs/07_serving/02_arguments.ipynb #41db20e7
 def _add_shared_arguments(
     parser: argparse.ArgumentParser,  # the parser of one command
     *names: str,  # "run", "workspace", "metric", "json"
@@ -62,6 +63,23 @@ def _add_shared_arguments(
     if "json" in names:
         parser.add_argument("--json", action="store_true", help="print JSON to stdout")
 
+# %% ../../nbs/07_serving/02_arguments.ipynb #89418e18
+def _add_reading_commands(
+    commands: Any,  # where commands are added
+) -> None:
+    """Describe the commands that look at a run."""
+    leaderboard = commands.add_parser("leaderboard", help="rank the patterns of a run")
+    _add_shared_arguments(leaderboard, "run", "metric", "json")
+    ask = commands.add_parser("ask", help="ask the best pattern, or another one")
+    _add_shared_arguments(ask, "run")
+    ask.add_argument("question", help="the question, in quotes")
+    ask.add_argument("--pattern", metavar="NAME", help="the pattern's name, as Pattern3")
+    _add_shared_arguments(ask, "workspace", "json")
+    show = commands.add_parser("show", help="show settings and scores of one pattern")
+    _add_shared_arguments(show, "run")
+    show.add_argument("pattern", metavar="PATTERN", help="the pattern's name, as Pattern3")
+    _add_shared_arguments(show, "json")
+
 
 def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command line
     """Describe every command."""
@@ -72,18 +90,7 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     run = commands.add_parser("run", help="search for the best configuration")
     _add_run_arguments(run)
     _add_shared_arguments(run, "workspace", "json")
-    _add_shared_arguments(
-        commands.add_parser("leaderboard", help="rank the patterns of a run"), "run", "metric", "json"
-    )
-    ask = commands.add_parser("ask", help="ask the best pattern, or another one")
-    _add_shared_arguments(ask, "run")
-    ask.add_argument("question", help="the question, in quotes")
-    ask.add_argument("--pattern", metavar="NAME", help="the pattern's name, as Pattern3")
-    _add_shared_arguments(ask, "workspace", "json")
-    show = commands.add_parser("show", help="show settings and scores of one pattern")
-    _add_shared_arguments(show, "run")
-    show.add_argument("pattern", metavar="PATTERN", help="the pattern's name, as Pattern3")
-    _add_shared_arguments(show, "json")
+    _add_reading_commands(commands)
     demo = commands.add_parser("demo", help="find the best pipeline for the Python language reference")
     demo.add_argument("--out", metavar="RUN", help="folder for the results")
     demo.add_argument("--max-evals", type=int, metavar="N", help="configurations to evaluate at most")
