@@ -74,8 +74,11 @@ def process_notebook(source: Path, page: Path) -> None:
     sys.modules["__main__"] = main
     notebook = json.loads(page.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
+        source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            cell["source"] = with_page_links("".join(cell["source"]))
+            cell["source"] = with_page_links(source)
+        elif cell["cell_type"] == "raw":  # the page has its name already
+            cell["source"] = re.sub(r"^output-file: .*\n", "", source, flags=re.M)
     page.write_text(json.dumps(notebook), encoding="utf-8")
 
 

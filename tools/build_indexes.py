@@ -12,7 +12,7 @@ HEAD = "| Notebook | What it is for |\n|---|---|"
 def title_and_purpose(notebook: Path) -> tuple[str, str]:
     """Return the title of a notebook and the line below it that says what it is for."""
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-        found = re.match(r"# (.+)\n\n> (.+)", "".join(cell["source"]))
+        found = re.match(r"# (.+)\n+> (.+)", "".join(cell["source"]))
         if found:
             return found[1], found[2]
     raise ValueError(f"{notebook} does not begin with a title and a line that says what it is for")
