@@ -23,9 +23,10 @@ from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import DocumentError, InputError
 from ai4rag_nb.indexing.chunking import BaseChunker, check_chunks, chunking_methods, get_chunker
 from ai4rag_nb.indexing.markdown import markdown_document, text_document
-from ai4rag_nb.indexing.pieces import Piece, TextMeasure, cut_piece, pack_pieces, split_text
+from ai4rag_nb.indexing.pieces import Piece, split_text
 from ai4rag_nb.indexing.source import document_text, with_source
 from ai4rag_nb.indexing.tokens import CharacterCounter, TokenCounter, TokenizerCounter, measure_margin
+from ai4rag_nb.indexing.windows import TextMeasure, cut_piece, pack_pieces
 
 DATA = Path(os.environ.get("AI4RAG_NB_DATA", Path(__file__).resolve().parents[1] / ".." / "shared" / "data"))
 METHODS = chunking_methods()

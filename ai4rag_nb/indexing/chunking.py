@@ -23,10 +23,36 @@ from .tokens import CharacterCounter, TokenCounter
 # %% auto #0
 __all__ = ['ChunkerType', 'BaseChunker', 'register_chunker', 'chunking_methods', 'get_chunker', 'ChunkReport', 'check_chunks']
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #11993fc3
+# %% ../../nbs/01_indexing/06_chunking.ipynb #db28a5a9
 _SMALLEST = 8  # tokens of text that must fit into a chunk at least
 
 
+def _check_sizes(
+    chunker: BaseChunker,  # a chunker that is being made
+) -> None:
+    """Refuse sizes that cannot work."""
+    size, overlap = chunker.chunk_size, chunker.chunk_overlap
+    for name, value in (("chunk_size", size), ("chunk_overlap", overlap)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{name} must be a whole number of tokens, not {value!r}.")
+    smallest = chunker.token_counter.special_tokens + _SMALLEST
+    if size < smallest:
+        raise InputError(
+            f"chunk_size {size} is too small.",
+            remedy=f"Use at least {smallest} tokens; 64 is a good smallest size.",
+        )
+    if not 0 <= overlap < size:
+        raise InputError(
+            f"chunk_overlap {overlap} does not fit chunk_size {size}.",
+            remedy="Use 0, or a quarter of the size.",
+        )
+    if overlap and not chunker.has_overlap:
+        raise InputError(
+            f"The method '{chunker.chunking_method}' has no overlap, but chunk_overlap is {overlap}.",
+            remedy="Use chunk_overlap=0, or the method 'recursive'.",
+        )
+
+# %% ../../nbs/01_indexing/06_chunking.ipynb #7a3a0ea1
 @dataclass(frozen=True)
 class BaseChunker(ABC):
     """Cut documents into chunks of at most `chunk_size` tokens."""
@@ -34,7 +60,6 @@ class BaseChunker(ABC):
     chunking_method: ClassVar[str] = ""  # the name that search spaces use
     has_overlap: ClassVar[bool] = False  # whether neighbouring chunks may share text
     version: ClassVar[int] = 1  # raised whenever equal parameters begin to give other chunks
-
     chunk_size: int = 256  # the most tokens of a chunk, prefix and special tokens included
     chunk_overlap: int = 0  # tokens of a chunk's end that are repeated in the next one, at most
     token_counter: TokenCounter = field(
@@ -42,26 +67,7 @@ class BaseChunker(ABC):
     )  # counts as the embedding model does
 
     def __post_init__(self) -> None:
-        for name, value in (("chunk_size", self.chunk_size), ("chunk_overlap", self.chunk_overlap)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InputError(f"{name} must be a whole number of tokens, not {value!r}.")
-        smallest = self.token_counter.special_tokens + _SMALLEST
-        if self.chunk_size < smallest:
-            raise InputError(
-                f"chunk_size {self.chunk_size} is too small.",
-                remedy=f"Use at least {smallest} tokens; 64 is a good smallest size.",
-            )
-        if not 0 <= self.chunk_overlap < self.chunk_size:
-            raise InputError(
-                f"chunk_overlap {self.chunk_overlap} does not fit chunk_size {self.chunk_size}.",
-                remedy="Use 0, or a quarter of the size.",
-            )
-        if self.chunk_overlap and not self.has_overlap:
-            raise InputError(
-                f"The chunking method '{self.chunking_method}' has no overlap, but chunk_overlap is "
-                f"{self.chunk_overlap}.",
-                remedy="Use chunk_overlap=0, or the method 'recursive'.",
-            )
+        _check_sizes(self)
 
     @abstractmethod
     def split_document(
@@ -76,23 +82,17 @@ class BaseChunker(ABC):
         on_progress: Callable[[int, int], None] | None = None,  # called with documents done and all documents
     ) -> list[AI4RAGChunk]:  # the chunks of all documents, document by document
         """Cut documents into chunks."""
-        checked = check_documents(documents)
         chunks: list[AI4RAGChunk] = []
-        for number, document in enumerate(checked, start=1):
+        report = on_progress or (lambda done, total: None)
+        for number, document in enumerate(checked := check_documents(documents), start=1):
             chunks += self.split_document(document)
-            if on_progress is not None:
-                on_progress(number, len(checked))
+            report(number, len(checked))
         return chunks
 
     def fingerprint(self) -> dict[str, Any]:  # names and values, ready for `content_key`
         """Name everything that the chunks of a document depend on."""
-        return {
-            "chunking_method": self.chunking_method,
-            "chunk_size": self.chunk_size,
-            "chunk_overlap": self.chunk_overlap,
-            "token_counter": self.token_counter.name,
-            "version": self.version,
-        }
+        names = ("chunking_method", "chunk_size", "chunk_overlap", "version")
+        return {name: getattr(self, name) for name in names} | {"token_counter": self.token_counter.name}
 
 # %% ../../nbs/01_indexing/06_chunking.ipynb #192b3c49
 _BUILT_IN = {
