@@ -23,7 +23,7 @@ from .tokens import CharacterCounter, TokenCounter
 # %% auto #0
 __all__ = ['ChunkerType', 'BaseChunker', 'register_chunker', 'chunking_methods', 'get_chunker', 'ChunkReport', 'check_chunks']
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #db28a5a9
+# %% ../../nbs/01_indexing/06_chunking.ipynb #317dc723
 _SMALLEST = 8  # tokens of text that must fit into a chunk at least
 
 
@@ -52,7 +52,14 @@ def _check_sizes(
             remedy="Use chunk_overlap=0, or the method 'recursive'.",
         )
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #7a3a0ea1
+
+def _ignore(
+    done: int,  # documents done
+    total: int,  # all documents
+) -> None:
+    """Tell nobody about progress."""
+
+# %% ../../nbs/01_indexing/06_chunking.ipynb #aae70781
 @dataclass(frozen=True)
 class BaseChunker(ABC):
     """Cut documents into chunks of at most `chunk_size` tokens."""
@@ -83,10 +90,9 @@ class BaseChunker(ABC):
     ) -> list[AI4RAGChunk]:  # the chunks of all documents, document by document
         """Cut documents into chunks."""
         chunks: list[AI4RAGChunk] = []
-        report = on_progress or (lambda done, total: None)
         for number, document in enumerate(checked := check_documents(documents), start=1):
             chunks += self.split_document(document)
-            report(number, len(checked))
+            (on_progress or _ignore)(number, len(checked))
         return chunks
 
     def fingerprint(self) -> dict[str, Any]:  # names and values, ready for `content_key`
