@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
 PAGES_BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md")  # pages that lie beside the notebooks' folder
 LEADING_NUMBER = re.compile(r"^\d+[a-z]?_")
+MODULE = re.compile(
+    r"\b(?:ai4rag_nb|collections|typing|pathlib|numpy|docling_core)(?:\.[a-z_]\w*)*\.(?=[A-Z])"
+)
 LINK = re.compile(r"(\]\()([^)\s#]+\.(?:ipynb|md))(#[^)\s]*)?(\))")
 
 
@@ -61,6 +64,38 @@ def lenient_signature(function: Callable[..., Any], *, eval_str: bool = True) ->
         return inspect.signature(function)
 
 
+def title_of(notebook: Path) -> str:
+    """Return the title of a notebook."""
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        found = re.match(r"# (.+)", "".join(cell["source"]))
+        if cell["cell_type"] == "markdown" and found:
+            return found[1]
+    raise ValueError(f"{notebook} has no title")
+
+
+def introduction(source: Path) -> str:
+    """Return what stands below title and purpose in their cell; nbdev takes these two and drops the rest."""
+    for cell in json.loads(source.read_text(encoding="utf-8"))["cells"]:
+        found = re.match(r"# .+\n+> .+\n+([\s\S]+)", "".join(cell["source"]))
+        if cell["cell_type"] == "markdown":
+            return found[1] if found else ""
+    return ""
+
+
+def finish_cell(cell: dict[str, Any]) -> None:
+    """Mend one processed cell: links between pages, short names of types, nothing that a notebook may not hold."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        cell["source"] = with_page_links(source)
+    elif cell["cell_type"] == "raw":  # the page has its name already
+        cell["source"] = re.sub(r"^output-file: .*\n", "", source, flags=re.M)
+    cell["metadata"].pop("execution", None)
+    if cell.pop("has_sd", False):
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            data |= {kind: MODULE.sub("", "".join(text)) for kind, text in data.items()}
+
+
 def process_notebook(source: Path, page: Path) -> None:
     """Let nbdev process one notebook into a page."""
     import fastcore.docments
@@ -73,12 +108,10 @@ def process_notebook(source: Path, page: Path) -> None:
     exec_nb(source, page, FilterDefaults)  # runs the cells that import, in a `__main__` of its own
     sys.modules["__main__"] = main
     notebook = json.loads(page.read_text(encoding="utf-8"))
+    first = {"cell_type": "markdown", "id": "introduction", "metadata": {}, "source": introduction(source)}
+    notebook["cells"].insert(1, first)
     for cell in notebook["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            cell["source"] = with_page_links(source)
-        elif cell["cell_type"] == "raw":  # the page has its name already
-            cell["source"] = re.sub(r"^output-file: .*\n", "", source, flags=re.M)
+        finish_cell(cell)
     page.write_text(json.dumps(notebook), encoding="utf-8")
 
 
@@ -91,24 +124,32 @@ def process_notebooks(notebooks: Path, target: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         list(pool.map(process_notebook, sources, pages))
-    for picture in (*notebooks.rglob("*.png"), *notebooks.rglob("*.svg")):
-        place = target / picture.relative_to(notebooks)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(picture, place)
+    for pattern in ("*.png", "*.svg", "*.css"):
+        for file in notebooks.rglob(pattern):
+            place = target / file.relative_to(notebooks)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, place)
     for name in PAGES_BESIDE:
         shutil.copy(ROOT / name, target / name)
 
 
+def section(folder: Path) -> dict[str, object]:
+    """Return a section of the sidebar: the index notebook of a folder, and below it the others in reading order."""
+    names = [path.name for path in sorted(folder.glob("*.ipynb")) if path.stem != "index"]
+    return {
+        "section": title_of(folder / "index.ipynb"),
+        "href": f"{folder.name}/index.ipynb",
+        "contents": [f"{folder.name}/{without_number(name)}" for name in names],
+    }
+
+
 def sidebar(notebooks: Path) -> list[object]:
     """Return the sidebar: the index, the tutorials, then a section for each folder, in reading order."""
-    contents: list[object] = ["index.ipynb"]
-    folders = [path for path in notebooks.iterdir() if path.is_dir() and any(path.glob("*.ipynb"))]
-    for folder in sorted(folders, key=lambda path: (path.name != "tutorials", path.name)):
-        pages = sorted(folder.glob("*.ipynb"), key=lambda path: (path.stem != "index", path.name))
-        files = [f"{folder.name}/{without_number(page.name)}" for page in pages]
-        name = without_number(folder.name).replace("_", " ").capitalize()
-        contents.append({"section": name, "contents": files})
-    return [*contents, {"section": "The project", "contents": list(PAGES_BESIDE)}]
+    folders = [index.parent for index in notebooks.glob("*/index.ipynb")]
+    sections = [
+        section(folder) for folder in sorted(folders, key=lambda path: (path.name != "tutorials", path.name))
+    ]
+    return ["index.ipynb", *sections, {"section": "The project", "contents": list(PAGES_BESIDE)}]
 
 
 def configure(notebooks: Path, target: Path) -> Path:
@@ -116,7 +157,8 @@ def configure(notebooks: Path, target: Path) -> Path:
     configuration = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     configuration.pop("metadata-files", None)
     configuration["project"]["output-dir"] = "_site"
-    configuration["website"]["sidebar"] = {"style": "floating", "contents": sidebar(notebooks)}
+    contents = sidebar(notebooks)
+    configuration["website"]["sidebar"] = {"style": "floating", "collapse-level": 1, "contents": contents}
     (target / "_quarto.yml").write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return target / "_site"
 

@@ -32,7 +32,9 @@ def draw(html: str, picture: Path) -> None:
         sys.exit("There is no chromium; install it first.")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(f"<!doctype html><meta charset=utf-8><body style='margin:16px'>{html}", encoding="utf-8")
+        page.write_text(
+            f"<!doctype html><meta charset=utf-8><body style='margin:16px'>{html}", encoding="utf-8"
+        )
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--force-device-scale-factor=2"]
         options += [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={folder}/page.png", page.as_uri()]
         subprocess.run([browser, *options], check=True, capture_output=True, timeout=120)
