@@ -37,6 +37,7 @@ lint: $(VENV)/.dev  ## style and types
 export: $(VENV)/.dev  ## generate the package and the README from the notebooks
 	$(BIN)/nbdev-export
 	$(BIN)/nbdev-clean
+	$(BIN)/python tools/build_indexes.py
 	$(BIN)/python tools/build_readme.py
 
 lab: $(VENV)/.dev  ## open the notebooks

@@ -227,20 +227,20 @@ def check_site(site: Path) -> list[str]:
     return problems
 
 
-def render_command(folder: Path) -> list[str]:
+def render_command(folder: Path, quarto: bool) -> list[str]:
     """Return the command that renders a processed folder."""
-    if shutil.which("quarto"):
+    if quarto:
         return ["quarto", "render", str(folder), "--no-execute"]
     return [str(Path(sys.executable).with_name("smalldocs")), "render", "--quiet", str(folder)]
 
 
-def build(output: Path, notebooks: Path = NOTEBOOKS) -> list[str]:
+def build(output: Path, notebooks: Path = NOTEBOOKS, quarto: bool = False) -> list[str]:
     """Build the site and return what is wrong with it."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
         process_notebooks(notebooks, work)
         site = configure(notebooks, work)
-        done = subprocess.run(render_command(work), capture_output=True, text=True, check=False)
+        done = subprocess.run(render_command(work, quarto), capture_output=True, text=True, check=False)
         if done.returncode:
             return [done.stdout + done.stderr]
         shutil.rmtree(output, ignore_errors=True)
@@ -253,8 +253,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "_docs", help="folder for the pages")
     options = parser.parse_args()
-    print(f"Building with {Path(render_command(ROOT)[0]).name}.")
-    found = build(options.out)
+    there_is_quarto = shutil.which("quarto") is not None
+    print(
+        "Building with Quarto." if there_is_quarto else "Building with smalldocs, because there is no Quarto."
+    )
+    found = build(options.out, quarto=there_is_quarto)
     count = len(list(options.out.rglob("*.html")))
     print(*(found or [f"{count} pages in {options.out}, all links whole."]), sep="\n")
     sys.exit(bool(found))
