@@ -78,8 +78,18 @@ clock stood still for two years.
 }
 RECORDS = [
     ("On which day is rye bread baked?", ["Tuesdays"], "bakery.md", "Rye bread is baked on Tuesdays only."),
-    ("What is the sourdough starter called?", ["Gertrude"], "bakery.md", "The sourdough starter is called Gertrude"),
-    ("How long does the ferry's crossing take?", ["twelve minutes"], "ferry.md", "The crossing takes twelve minutes"),
+    (
+        "What is the sourdough starter called?",
+        ["Gertrude"],
+        "bakery.md",
+        "The sourdough starter is called Gertrude",
+    ),
+    (
+        "How long does the ferry's crossing take?",
+        ["twelve minutes"],
+        "ferry.md",
+        "The crossing takes twelve minutes",
+    ),
     ("What does a bicycle cost on the ferry?", ["one crown"], "ferry.md", "Bicycles cost one crown."),
     ("For how long does the library lend maps?", ["three days"], "library.md", "maps for three days"),
     ("How many seats has the reading room?", ["48 seats"], "library.md", "The reading room holds 48 seats"),
@@ -87,7 +97,12 @@ RECORDS = [
     ("How many steps may visitors climb?", ["199 steps"], "lighthouse.md", "climb the 199 steps on Sundays"),
     ("Which apple ripens last?", ["the Winter Banana"], "orchard.md", "The Winter Banana ripens last"),
     ("In which month are trees pruned?", ["February"], "orchard.md", "Trees are pruned in February"),
-    ("How much does the great bell weigh?", ["900 kilograms"], "clock/tower.md", "The great bell weighs 900 kilograms"),
+    (
+        "How much does the great bell weigh?",
+        ["900 kilograms"],
+        "clock/tower.md",
+        "The great bell weighs 900 kilograms",
+    ),
     ("What split the spire in 1911?", ["lightning"], "clock/tower.md", "In 1911 lightning split the spire"),
 ]
 
@@ -256,7 +271,12 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a subprocess to its end."""
     return subprocess.run(
-        command(*arguments), env=environment(stub, **more), cwd=folder, capture_output=True, text=True, timeout=120
+        command(*arguments),
+        env=environment(stub, **more),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

@@ -13,7 +13,13 @@ from typing import Any
 
 from .errors import InputError, suggestion
 
-# %% ../../nbs/00_foundations/06_settings.ipynb #fdd91cb6
+# %% ../../nbs/00_foundations/06_settings.ipynb #fc34cb05
+_LEAST = {
+    **{"max_evals": 1, "n_random_nodes": 1, "inference_max_threads": 1, "request_retries": 0},
+    **{"request_timeout_seconds": 0.01, "repaints_per_second": 0.01, "test_share": 0.0},
+}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Hold the defaults of a run."""
@@ -29,6 +35,15 @@ class Settings:
     optimization_metric: str = "overall_score"  # what is maximised
     test_share: float = 0.3  # share of the questions kept for the final report
     repaints_per_second: float = 5.0  # how often a dashboard is painted at most
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot work."""
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not value >= least:
+                raise InputError(f"The setting {name} is {value}.", remedy=f"Give at least {least}.")
+        if self.test_share >= 1:
+            raise InputError(f"The setting test_share is {self.test_share}.", remedy="Give less than 1.")
 
 # %% ../../nbs/00_foundations/06_settings.ipynb #87a25d7a
 _SECTION = "ai4rag_nb"  # the section of settings.ini that is ours

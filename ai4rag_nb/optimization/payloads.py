@@ -33,7 +33,7 @@ def _picked(
     """Pick the parameters of one group."""
     return {name: configuration[name] for name in names if name in configuration}
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #282d7cd1
+# %% ../../nbs/04_optimization/08_payloads.ipynb #d62bf748
 def indexing_parameters(
     configuration: Mapping[str, Any],  # a canonical configuration
     embedding_model: BaseEmbeddingModel,  # the model that it names
@@ -57,13 +57,15 @@ def rag_parameters(
 ) -> dict[str, Any]:  # everything that decides how a question is answered from the collection
     """Collect what happens to a question after indexing."""
     templates = ("context_template_text", "user_message_text", "system_message_text")
+    settings = foundation_model.fingerprint()
+    plain = {name: value for name, value in settings.items() if isinstance(value, int | float)}
     return {
         "template_id": configuration.get("template_id", "simple_rag"),
         "retrieval": _picked(configuration, _RETRIEVAL),
         "generation": {
             "model_id": foundation_model.model_id,
             **{name: getattr(foundation_model, name) for name in templates},
-            **{"parameters": foundation_model.fingerprint().get("params", {})},
+            "parameters": settings.get("params", plain),
         },
     }
 

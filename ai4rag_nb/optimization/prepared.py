@@ -6,9 +6,9 @@
 __all__ = ['ExperimentOptions', 'default_optimizer_settings', 'PreparedExperiment', 'experiment_fingerprint', 'checked_inputs',
            'put_together', 'prepare_experiment']
 
-# %% ../../nbs/04_optimization/19_prepared.ipynb #ec2ce882
+# %% ../../nbs/04_optimization/19_prepared.ipynb #c88218d7
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 

@@ -207,7 +207,7 @@ def find_collection(
             return str(binding["collection_name"])
     return None
 
-# %% ../../nbs/04_optimization/09_results.ipynb #ea091b32
+# %% ../../nbs/04_optimization/09_results.ipynb #550ca338
 def failure_reasons(
     results: RankedEvaluations,  # what an experiment found out
 ) -> list[tuple[str, int]]:  # (reason, how often), most frequent first
@@ -224,7 +224,7 @@ def best_result(
     if leaders and leaders[0].score is not None:
         return leaders[0]
     reasons = (
-        "; ".join(f"{count} x {reason}" for reason, count in failure_reasons(results))
+        "; ".join(f"{count} x {reason.rstrip('.')}" for reason, count in failure_reasons(results))
         or "nothing was evaluated"
     )
     raise AI4RAGError(

@@ -13,7 +13,7 @@ from typing import Any
 from ..foundations.errors import StoppedError
 from ..foundations.events import StopFlag
 
-# %% ../../nbs/04_optimization/17_run_handle.ipynb #24df1b3e
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #5ae712b7
 class RunHandle:
     """Control a piece of work that runs on a thread of its own."""
 
@@ -49,12 +49,15 @@ class RunHandle:
     def wait(
         self,
         timeout: float | None = None,  # seconds; None for as long as it takes
+        on_interrupt: Callable[[], None] | None = None,  # called when the wait for what is on its way begins
     ) -> Any:  # the result; None when the time was up first
         """Wait for the end, and raise what the work raised."""
         try:
             self._ended.wait(timeout)
         except KeyboardInterrupt:
             self.stop()
+            if on_interrupt is not None:
+                on_interrupt()
             self._ended.wait()
             raise
         if self.error is not None:

@@ -4,19 +4,26 @@
 
 # %% auto #0
 __all__ = ['SpaceModels', 'make_embedding_model', 'make_foundation_model', 'MadeModels', 'make_models', 'explaining',
-           'fit_models', 'check_models', 'space_fingerprint']
+           'fit_models', 'check_models', 'check_services', 'space_fingerprint']
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #0bd9e621
+# %% ../../nbs/04_optimization/16_space_models.ipynb #8f0dc513
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..foundations.cache import Cache
-from ..foundations.errors import AI4RAGError, InputError, ModelSettingsError
+from ai4rag_nb.foundations.errors import (
+    AI4RAGError,
+    InputError,
+    ModelSettingsError,
+    StorageError,
+    StoppedError,
+)
 from ..foundations.settings import Settings
 from ..foundations.texts import content_key
 from ..indexing.embedding import BaseEmbeddingModel, CachedEmbeddingModel
+from ..indexing.openai_requests import ServiceError
 from .choices import value_identity
 from .rag_space import AI4RAGSearchSpace
 from .search_space import SearchSpace
@@ -52,7 +59,7 @@ class SpaceModels:
         for embedder in self.embedding_models:
             embedder.close()
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #3490f30b
+# %% ../../nbs/04_optimization/16_space_models.ipynb #30505526
 def _choices(
     space: SearchSpace,  # any space
     name: str,  # a parameter
@@ -78,10 +85,11 @@ def make_foundation_model(
     cache: Cache,  # what the workspace remembers
     reader_model: BaseEmbeddingModel | None,  # the embedding model of the extractive reader
     settings: Settings | None = None,  # time and retries of requests
+    **chosen: Mapping[str, Any],  # "params" and "templates" other than the default ones
 ) -> BaseFoundationModel:  # the model behind the cache
     """Make the answering model that a space names."""
     if isinstance(value, str):
-        return foundation_model(value, cache, reader_model, settings=settings)
+        return foundation_model(value, cache, reader_model, settings=settings, **chosen)
     return value if isinstance(value, CachedFoundationModel) else CachedFoundationModel(value, cache)
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #e78d2112
@@ -112,7 +120,7 @@ def make_models(
     }
     return MadeModels(space, embedding, writing)
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #31150cc0
+# %% ../../nbs/04_optimization/16_space_models.ipynb #83a81f91
 @contextmanager
 def explaining(
     spec: str,  # the model that is asked
@@ -120,7 +128,7 @@ def explaining(
     """Turn the failure of a model into one that names it."""
     try:
         yield
-    except InputError:
+    except (InputError, StorageError, StoppedError):
         raise
     except AI4RAGError as error:
         raise ModelSettingsError(
@@ -152,6 +160,29 @@ def check_models(
     for embedder in models.embedding_models:
         with explaining(embedder.spec):
             embedder.embed_queries(list(questions))
+
+# %% ../../nbs/04_optimization/16_space_models.ipynb #253c064a
+_GONE = ("unreachable", "timeout", "key", "quota", "busy")  # kinds of failures that every request would meet
+
+
+def check_services(
+    models: SpaceModels,  # the models of a space
+) -> None:
+    """Raise when a service does not answer any more."""
+    every: list[Any] = [*models.embedding_models, *models.foundation_models]
+    inner: list[Any] = [getattr(model, "model", model) for model in every]
+    services = {
+        model.service.address: (model.spec, model.service) for model in inner if hasattr(model, "service")
+    }
+    for spec, service in services.values():
+        try:
+            service.get("/models")
+        except ServiceError as error:
+            if error.kind in _GONE:
+                raise AI4RAGError(
+                    f"The service of '{spec}' does not answer any more. {error.message}",
+                    remedy=f"Everything finished is kept; run the same again to go on. {error.remedy}",
+                ) from None
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #775c25ba
 def space_fingerprint(

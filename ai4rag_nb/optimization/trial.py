@@ -139,7 +139,7 @@ def measure(
     marks = [judge_hits(entry) for entry in data]
     return Measured(evaluation, question_results(data, responses, evaluation["question_scores"], marks))
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #845c97a8
+# %% ../../nbs/04_optimization/14_trial.ipynb #0a37d543
 def grouped_settings(
     candidate: Candidate,  # the configuration
     store: BaseVectorStore,  # its collection, open
@@ -164,12 +164,18 @@ def grouped_settings(
 def find_twin(
     finished: Sequence[EvaluationResult],  # earlier trials of the run
     settings: Mapping[str, Any],  # the grouped settings of a configuration
+    writer: str = "",  # the label of its answering model
 ) -> EvaluationResult | None:  # a trial of the very same pipeline
     """Find a trial that searched the same collection in the same way."""
     parts = ("template_id", "retrieval", "generation", "store_binding")
     for result in finished:
         known = result.payload.get("settings", {})
-        if result.state == "completed" and all(known.get(part) == settings[part] for part in parts):
+        same_writer = result.configuration.get("foundation_model", writer) == writer
+        if (
+            result.state == "completed"
+            and same_writer
+            and all(known.get(part) == settings[part] for part in parts)
+        ):
             return result
     return None
 
@@ -183,7 +189,7 @@ def missing_scores(
     often = "; ".join(f"{count} x {error}" for error, count in errors.most_common(1))
     return f"Too few questions have a score: {scored} of {len(results)}." + (f" {often}" if often else "")
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #6fd6ffa4
+# %% ../../nbs/04_optimization/14_trial.ipynb #9a41dc6e
 def measure_configuration(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -191,7 +197,7 @@ def measure_configuration(
     """Measure a configuration, or take over what was measured on its twin."""
     store = collection_in_use(runner, candidate.configuration)
     settings = grouped_settings(candidate, store, runner)
-    twin = find_twin(runner.finished, settings)
+    twin = find_twin(runner.finished, settings, candidate.labels["foundation_model"])
     if twin is None:
         return measure(runner, candidate, store, runner.inputs.tuning), settings
     metrics = twin.payload["evaluation"]["metrics"]

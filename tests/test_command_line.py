@@ -1,0 +1,819 @@
+"""The command line: what it prints where, how it ends, and what it says about every input that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_stub import OpenAIStub
+from small_world import (
+    DOCUMENTS,
+    KEY,
+    RECORDS,
+    benchmark_records,
+    call,
+    command,
+    environment,
+    files_holding,
+    paid,
+    run_arguments,
+    service,
+)
+
+from ai4rag_nb.serving.commands import main
+
+QUESTION = "Which apple ripens last?"
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIStub]:
+    with service(monkeypatch) as running:
+        yield running
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Work in a folder whose settings allow no retries, so that failures come at once."""
+    (tmp_path / "settings.ini").write_text("[ai4rag_nb]\nrequest_retries = 0\nrequest_timeout_seconds = 1\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Path, OpenAIStub, subprocess.CompletedProcess]]:
+    """A finished run, made by the real command, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    with OpenAIStub(listed_window=512, api_key=KEY) as running:
+        done = call(*run_arguments(folder), stub=running)
+        assert done.returncode == 0, done.stderr
+        yield folder, running, done
+
+
+def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process and give its status, output and errors."""
+    try:
+        status = main(list(arguments))
+    except SystemExit as ending:
+        status = int(ending.code or 0)
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err and "Traceback" not in captured.out
+    return status, captured.out, captured.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], stub: OpenAIStub, arguments: list[str], *words: str) -> str:
+    """Check that a command is bad input, that its message holds some words, and that nothing was paid."""
+    status, output, errors = ends(capsys, *arguments)
+    assert status == 2, (status, errors)
+    assert output == ""
+    for word in words:
+        assert word.lower() in errors.lower(), (word, errors)
+    assert paid(stub) == 0
+    assert KEY not in errors
+    return errors
+
+
+# --- what is printed ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_the_ranking_and_what_it_means(finished: Any) -> None:
+    folder, _, done = finished
+    lines = done.stdout.splitlines()
+    assert re.match(r"rank +pattern +overall_score +95 % interval +n ", lines[0])
+    assert [line.split()[0] for line in lines[1:5]] == ["1", "2", "3", "4"]
+    assert "Best: Pattern" in done.stdout and "chunk_size" in done.stdout
+    assert f"Results: {folder / 'run'}" in done.stdout and (folder / "run" / "report.html").is_file()
+    assert str(folder / "run" / "report.html") in done.stdout
+    assert "12 questions" in done.stdout, "that few questions are mostly noise is said"
+    assert "6 documents" in done.stderr and "8 pipelines" in done.stderr and "rank" not in done.stderr
+    notes = [line for line in done.stderr.splitlines() if "No questions are held out" in line]
+    assert len(notes) == 1, "a note is told once"
+
+
+def test_the_leaderboard_in_json(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, stub, _ = finished
+    status, output, errors = ends(capsys, "leaderboard", str(folder / "run"), "--json")
+    assert status == 0 and errors == ""
+    records = json.loads(output)
+    assert set(records) == {"metric", "patterns"} and records["metric"] == "custom:overall_score"
+    for rank, entry in enumerate(records["patterns"], start=1):
+        assert set(entry) == {"name", "rank", "state", "score", "scores", "settings", "duration_seconds"}
+        assert entry["rank"] == rank and entry["state"] == "completed" and entry["name"].startswith("Pattern")
+        assert all(set(scores) == {"mean", "ci_low", "ci_high", "n"} for scores in entry["scores"].values())
+        assert entry["score"] == entry["scores"]["custom:overall_score"]["mean"]
+        assert entry["settings"]["chunking_method"] == "recursive"
+    assert {"unitxt:faithfulness", "unitxt:answer_correctness", "custom:token_f1"} <= set(
+        records["patterns"][0]["scores"]
+    )
+    before = paid(stub)
+    again = call(*run_arguments(folder, "--json"), stub=stub)
+    assert again.returncode == 0 and json.loads(again.stdout) == records
+    assert paid(stub) == before
+
+
+def test_the_leaderboard_by_another_metric(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _, _ = finished
+    status, output, _ = ends(
+        capsys, "leaderboard", str(folder / "run"), "--metric", "answer_correctness", "--json"
+    )
+    records = json.loads(output)
+    assert status == 0 and records["metric"] == "unitxt:answer_correctness"
+    scores = [entry["score"] for entry in records["patterns"]]
+    assert scores == sorted(scores, reverse=True)
+    assert scores == [entry["scores"]["unitxt:answer_correctness"]["mean"] for entry in records["patterns"]]
+    status, output, _ = ends(capsys, "leaderboard", str(folder / "run"), "--metric", "custom:token_f1")
+    assert status == 0 and "token_f1" in output.splitlines()[0]
+    status, output, errors = ends(capsys, "leaderboard", str(folder / "run"), "--metric", "answer_corectness")
+    assert status == 2 and output == "" and "answer_correctness" in errors
+
+
+def test_show(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _, _ = finished
+    status, output, errors = ends(capsys, "show", str(folder / "run"), "Pattern1")
+    assert status == 0 and errors == ""
+    assert (
+        "Pattern1 (completed" in output and "custom:overall_score" in output and "number_of_chunks" in output
+    )
+    status, output, _ = ends(capsys, "show", str(folder / "run"), "pattern2", "--json")
+    shown = json.loads(output)
+    assert (
+        status == 0
+        and shown["name"] == "Pattern2"
+        and shown["settings"]["store_binding"]["provider_type"] == "milvus_lite"
+    )
+    status, output, errors = ends(capsys, "show", str(folder / "run"), "Pattern77")
+    assert status == 2 and output == "" and "Pattern77" in errors and "Pattern2" in errors
+
+
+def test_ask(finished: Any) -> None:
+    folder, stub, _ = finished
+    done = call("ask", str(folder / "run"), QUESTION, stub=stub)
+    assert done.returncode == 0, done.stderr
+    assert "Winter Banana" in done.stdout.splitlines()[0] and "orchard.md" in done.stdout
+    named = call(
+        "ask",
+        str(folder / "run"),
+        QUESTION,
+        "--pattern",
+        "Pattern2",
+        "--json",
+        stub=stub,
+        folder=folder.parent,
+    )
+    record = json.loads(named.stdout)
+    assert {"pattern", "question", "answer", "sources", "timings", "tokens"} <= set(record)
+    assert (
+        record["pattern"] == "Pattern2"
+        and record["question"] == QUESTION
+        and "Winter Banana" in record["answer"]
+    )
+    source = record["sources"][0]
+    text = DOCUMENTS[source["document_id"]]
+    assert text[source["start_index"] : source["end_index"]] == source["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ask", "{run}", "   "], ["question is empty"]),
+        (["ask", "{run}", QUESTION, "--pattern", "Patern2"], ["Pattern2"]),
+        (["ask", "{none}", QUESTION], ["does not exist", "--out"]),
+        (["leaderboard", "{none}"], ["does not exist", "--out"]),
+        (["leaderboard", "{docs}"], ["holds no run"]),
+        (["show", "{docs}", "Pattern1"], ["holds no run"]),
+        (["ask", "{run}", QUESTION, "--workspace", "{none}"], ["no workspace"]),
+        (["clean", "--workspace", "{none}"], ["no workspace"]),
+    ],
+)
+def test_reading_commands_refuse_what_is_not_there(
+    finished: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    folder, _, _ = finished
+    places = {"run": folder / "run", "none": folder / "nowhere", "docs": folder / "docs"}
+    status, output, errors = ends(capsys, *[argument.format(**places) for argument in arguments])
+    assert status == 2 and output == ""
+    assert all(word in errors for word in words), errors
+    assert not (folder / "nowhere").exists()
+
+
+def test_clean_counts_and_drops(tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(capsys, *run_arguments(tmp_path, "--max-evals", "2"))[0] == 0
+    workspace = str(tmp_path / "workspace")
+    status, output, _ = ends(capsys, "clean", "--workspace", workspace, "--dry-run", "--json")
+    counted = json.loads(output)
+    assert status == 0 and len(counted["collections"]) in (1, 2) and counted["dropped"] is False
+    status, output, _ = ends(capsys, "clean", "--workspace", workspace)
+    assert status == 0 and "dropped" in output and str(len(counted["collections"])) in output
+    status, output, _ = ends(capsys, "clean", "--workspace", workspace, "--json")
+    assert json.loads(output)["collections"] == {}
+    status, output, errors = ends(capsys, "ask", str(tmp_path / "run"), QUESTION)
+    assert status == 2 and output == "" and "is gone" in errors and "same search again" in errors
+    before = paid(stub)
+    assert ends(capsys, *run_arguments(tmp_path, "--max-evals", "2"))[0] == 0
+    assert paid(stub) == before
+    status, output, errors = ends(capsys, "ask", str(tmp_path / "run"), QUESTION)
+    assert status == 0 and "Winter Banana" in output, errors
+
+
+# --- documents ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_there(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = run_arguments(tmp_path, "--documents", str(tmp_path / "dcos"))
+    refused(capsys, stub, arguments, "dcos", "docs")
+
+
+def test_an_empty_folder(tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(
+        capsys, stub, run_arguments(tmp_path, "--documents", str(tmp_path / "empty")), "empty", "no document"
+    )
+
+
+def test_a_folder_of_other_kinds(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "cat.jpg").write_bytes(b"\xff\xd8\xff")
+    refused(
+        capsys, stub, run_arguments(tmp_path, "--documents", str(tmp_path / "pictures")), "no document", ".md"
+    )
+
+
+def test_a_folder_that_cannot_be_read(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = run_arguments(tmp_path)
+    (tmp_path / "docs").chmod(0)
+    if os.access(tmp_path / "docs", os.R_OK):  # the superuser may read everything
+        real = os.access
+        monkeypatch.setattr(
+            os, "access", lambda path, mode, **more: Path(path).name != "docs" and real(path, mode, **more)
+        )
+    try:
+        refused(capsys, stub, arguments, "docs", "permission")
+    finally:
+        (tmp_path / "docs").chmod(stat.S_IRWXU)
+
+
+BAD_FILES: dict[str, bytes] = {
+    "empty.md": b"",
+    "blank.md": b" \n\t\n",
+    "binary.md": bytes(range(256)) * 8,
+    "broken.json": b'{"schema_name": "DoclingDocument", "name": ',
+    "other.json": b'{"schema_name": "Something"}',
+}
+
+
+def test_bad_files_are_named_and_left_out(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = run_arguments(tmp_path, "--max-evals", "1")
+    for name, content in BAD_FILES.items():
+        (tmp_path / "docs" / name).write_bytes(content)
+    (tmp_path / "docs" / "latin.txt").write_bytes(
+        "Größe und Gewicht stehen auf dem Schild.".encode("latin-1")
+    )
+    with (tmp_path / "docs" / "huge.md").open("wb") as file:
+        file.truncate(50_000_000)
+    refused(
+        capsys, stub, [*arguments, "--strict"], "binary.md", "broken.json", "huge.md", "and 1 more", "strict"
+    )
+    status, output, errors = ends(capsys, *arguments)
+    assert status == 0 and output
+    for name in (*BAD_FILES, "huge.md"):
+        assert name in errors, name
+    assert "latin.txt" in errors and "7 documents" in errors
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_only_bad_files(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / name).write_bytes(BAD_FILES[name])
+    refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path, "--documents", str(tmp_path / "bad")),
+        name,
+        "Mend",
+    )
+
+
+# --- benchmark ---------------------------------------------------------------------------------------------------------------
+
+
+def changed(**values: Any) -> list[dict[str, Any]]:
+    """Give the benchmark with other values in its third record."""
+    records = benchmark_records()
+    records[2] = {name: value for name, value in {**records[2], **values}.items() if value != "left out"}
+    return records
+
+
+BENCHMARKS: dict[str, tuple[str, list[str]]] = {
+    "broken": ('[{"question": "Wh', ["JSON"]),
+    "nothing": ("", ["empty"]),
+    "no questions": ("[]", ["empty", "at least one question"]),
+    "an object": ('{"question": "Why?"}', ["dict", "list"]),
+    "a list of texts": ('["Why?"]', ["Record 1"]),
+    "without a column": (
+        json.dumps([{"question": "Why?", "correct_answers": ["so"]}]),
+        ["correct_answer_document_keys"],
+    ),
+    "a misspelt column": (
+        json.dumps(
+            [{"question": "Why?", "correct_answer": ["so"], "correct_answer_document_keys": ["ferry.md"]}]
+        ),
+        ["correct_answers", "Did you mean"],
+    ),
+    "a number for a text": (json.dumps(changed(question=7)), ["record 3", "question"]),
+    "a text for a list": (
+        json.dumps(changed(correct_answers="twelve minutes")),
+        ["record 3", "correct_answers", "list"],
+    ),
+    "an empty question": (json.dumps(changed(question=" ")), ["record 3", "empty"]),
+    "no answers": (json.dumps(changed(correct_answers=[])), ["record 3", "correct_answers"]),
+    "a number for a key": (
+        json.dumps(changed(correct_answer_document_keys=[12])),
+        ["record 3", "document_keys"],
+    ),
+    "an unknown document": (
+        json.dumps(changed(correct_answer_document_keys=["fery.md"])),
+        ["fery.md", "ferry.md", "q2"],
+    ),
+    "a question twice": (json.dumps(changed(question=RECORDS[0][0])), ["Records 1 and 3", RECORDS[0][0]]),
+}
+
+
+@pytest.mark.parametrize("fault", BENCHMARKS)
+def test_a_bad_benchmark(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    text, words = BENCHMARKS[fault]
+    (tmp_path / "bad.json").write_text(text)
+    refused(capsys, stub, run_arguments(tmp_path, "--benchmark", str(tmp_path / "bad.json")), *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_benchmark_file_that_cannot_be_used(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path, "--benchmark", str(tmp_path / "bnech.json")),
+        "bnech.json",
+        "bench.json",
+    )
+    refused(capsys, stub, run_arguments(tmp_path, "--benchmark", str(tmp_path / "docs")), "docs")
+    (tmp_path / "latin.csv").write_bytes("question;größe\n".encode("latin-1"))
+    refused(capsys, stub, run_arguments(tmp_path, "--benchmark", str(tmp_path / "latin.csv")), "UTF-8")
+    (tmp_path / "short.csv").write_text("question,correct_answers,correct_answer_document_keys\nWhy?,so\n")
+    refused(capsys, stub, run_arguments(tmp_path, "--benchmark", str(tmp_path / "short.csv")), "row 1")
+    (tmp_path / "lines.jsonl").write_text('{"question": "Why?"\n')
+    refused(capsys, stub, run_arguments(tmp_path, "--benchmark", str(tmp_path / "lines.jsonl")), "line 1")
+    (tmp_path / "table.xlsx").write_bytes(b"PK\x03\x04")
+    refused(capsys, stub, run_arguments(tmp_path, "--benchmark", str(tmp_path / "table.xlsx")), "table.xlsx")
+
+
+def test_evidence_that_is_not_found(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.json").write_text(json.dumps(changed(evidence=["a sentence that nobody wrote"])))
+    arguments = run_arguments(tmp_path, "--benchmark", str(tmp_path / "other.json"), "--max-evals", "1")
+    refused(capsys, stub, [*arguments, "--strict"], "evidence", "a sentence that nobody wrote")
+    status, output, errors = ends(capsys, *arguments)
+    assert status == 0 and "a sentence that nobody wrote" in errors + output
+
+
+# --- space -------------------------------------------------------------------------------------------------------------------
+
+SPACES: dict[str, tuple[str, list[str]]] = {
+    "an unknown parameter": ("chunk_sise: [64]\n", ["chunk_sise", "chunk_size"]),
+    "an unknown value": ("chunking_method: [recursve]\n", ["recursve", "recursive"]),
+    "a wrong type": ("chunk_size: [small]\n", ["chunk_size", "small"]),
+    "a negative size": ("chunk_size: [-5]\n", ["chunk_size", "-5"]),
+    "no values": ("chunk_size: []\n", ["chunk_size"]),
+    "a list of lists": ("- chunk_size\n- 64\n", ["parameters"]),
+    "broken": ("chunk_size: [64\n", ["YAML"]),
+    "nothing": ("", ["parameters"]),
+    "beyond every window": ("chunk_size: [64, 9000]\n", ["9000", "512", "stub-embedding"]),
+    "contradictions": (
+        "chunking_method: [recursive]\nchunk_size: [64, 128]\nchunk_overlap: [128, 256]\n",
+        ["None of the", "chunk_overlap is not below chunk_size (", ")"],
+    ),
+    "several contradictions": (
+        "chunking_method: [recursive]\nchunk_size: [64]\nchunk_overlap: [64]\nretrieval_method: [window]\nwindow_size: [0]\n",
+        ["chunk_overlap is not below chunk_size (", "window_size above 0 ("],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SPACES)
+def test_a_bad_space(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    text, words = SPACES[fault]
+    (tmp_path / "bad.yaml").write_text(text)
+    arguments = run_arguments(tmp_path, "--space", str(tmp_path / "bad.yaml"))
+    refused(capsys, stub, arguments, *words)
+
+
+def test_a_space_file_that_is_not_there(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, stub, run_arguments(tmp_path, "--space", str(tmp_path / "spice.yaml")), "spice.yaml")
+    refused(capsys, stub, run_arguments(tmp_path, "--space", str(tmp_path / "docs")), "docs")
+    (tmp_path / "bad.json").write_text('{"chunk_size": 64,}')
+    refused(capsys, stub, run_arguments(tmp_path, "--space", str(tmp_path / "bad.json")), "JSON")
+
+
+def test_a_size_beyond_the_local_window(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text("chunk_size: [512]\n")
+    arguments = run_arguments(tmp_path, "--space", str(tmp_path / "bad.yaml"), "--embedding-model", "default")
+    refused(capsys, stub, arguments, "512", "256", "window", "all-MiniLM-L6-v2")
+
+
+# --- models ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "spec", "words"),
+    [
+        ("--embedding-model", "openia:m", ["openia:m", "openai"]),
+        ("--embedding-model", "stub-embedding", ["stub-embedding", "openai:MODEL"]),
+        ("--embedding-model", "openai:", ["names no model"]),
+        ("--embedding-model", "", ["embedding_model", "no model"]),
+        ("--embedding-model", "local:all-MiniLM-L6", ["all-MiniLM-L6-v2"]),
+        ("--embedding-model", "local:/nowhere/at/all", ["/nowhere/at/all"]),
+        ("--embedding-model", "local:extractive", ["embeds no texts"]),
+        ("--embedding-model", "openai:unknown", ["unknown", "does not exist"]),
+        ("--foundation-model", "local:extractiv", ["extractive"]),
+        ("--foundation-model", "local:gguf:/nowhere.gguf", ["/nowhere.gguf"]),
+        ("--foundation-model", "openai:unknown", ["unknown", "does not exist"]),
+    ],
+)
+def test_a_model_that_is_not_there(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    spec: str,
+    words: list[str],
+) -> None:
+    with service(monkeypatch) as stub:
+        status, output, errors = ends(capsys, *run_arguments(tmp_path, option, spec))
+        assert status == 2 and output == "", errors
+        assert all(word in errors for word in words), errors
+        assert stub.counts.texts == stub.counts.chats == 0
+
+
+@pytest.mark.parametrize("option", ["--embedding-model", "--foundation-model"])
+def test_a_missing_key(
+    tmp_path: Path,
+    stub: OpenAIStub,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    other = {"--embedding-model": "--foundation-model", "--foundation-model": "--embedding-model"}[option]
+    refused(capsys, stub, run_arguments(tmp_path, other, "default"), "OPENAI_API_KEY")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
+    refused(capsys, stub, run_arguments(tmp_path, other, "default"), "OPENAI_BASE_URL", "http://")
+
+
+FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a wrong key": ({"api_key": "another-key"}, ["401", "OPENAI_API_KEY"]),
+    "a web page": ({"html": True}, ["web page", "/v1"]),
+    "nothing but silence": ({"hang": 60.0}, ["time", "request_timeout_seconds"]),
+    "single bytes": ({"drip": 0.3}, ["time"]),
+    "no money": ({"status": 429, "message": "insufficient_quota"}, ["insufficient_quota", "account"]),
+    "a fault": ({"status": 503, "message": "starting"}, ["503", "starting"]),
+    "half an answer": ({"broken": "json"}, ["no JSON"]),
+}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("option", ["--embedding-model", "--foundation-model"])
+def test_a_service_with_a_fault(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    option: str,
+) -> None:
+    settings, words = FAULTS[fault]
+    with service(monkeypatch, **settings) as stub:
+        other = {"--embedding-model": "--foundation-model", "--foundation-model": "--embedding-model"}[option]
+        harmless = {"--embedding-model": "local:all-MiniLM-L6-v2", "--foundation-model": "local:extractive"}[
+            other
+        ]
+        started = time.monotonic()
+        status, output, errors = ends(capsys, *run_arguments(tmp_path, other, harmless))
+        assert time.monotonic() - started < 20
+        assert status == 2 and output == "", errors
+        assert all(word in errors for word in [*words, stub.base_url]), errors
+        assert KEY not in errors and KEY[-6:] not in errors and KEY[:7] not in errors
+        assert stub.counts.texts <= 2 and stub.counts.chats <= 1, "one small try at most"
+    assert files_holding(tmp_path, KEY) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_dead_service(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://user:{KEY}@127.0.0.1:{port}/v1")
+    errors = refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path),
+        f"http://127.0.0.1:{port}/v1",
+        "cannot be reached",
+        "OPENAI_BASE_URL",
+    )
+    assert "user" not in errors
+
+
+# --- options -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--vector-store", "pgvector"], ["pgvector", "not available yet", "milvus_lite"]),
+        (["--vector-store", "milvus"], ["milvus", "not available yet"]),
+        (["--vector-store", "chroma"], ["chroma", "milvus_lite"]),
+        (["--optimizer", "bayes"], ["bayes", "not there yet", "gam"]),
+        (["--optimizer", "optuna"], ["optuna", "not there yet"]),
+        (["--optimizer", "gamm"], ["gamm", "gam"]),
+        (["--max-evals", "0"], ["max_evals", "at least 1"]),
+        (["--max-evals", "-3"], ["max_evals", "-3"]),
+        (["--max-evals", "many"], ["--max-evals", "many"]),
+        (["--seed", "x"], ["--seed", "x"]),
+        (["--metric", "answer_corectness"], ["answer_corectness", "answer_correctness"]),
+        (["--metric", "answer_words"], ["answer_words", "cannot be maximised"]),
+        (["--metric", "judge:faithfulness"], ["judge"]),
+        (["--colour", "red"], ["--colour"]),
+    ],
+)
+def test_options_that_are_wrong(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], more: list[str], words: list[str]
+) -> None:
+    refused(capsys, stub, run_arguments(tmp_path, *more), *words)
+    assert stub.counts.requests == 0 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["report", "learn", "fine-tune", "serve", "export", "evaluate", "compare", "feedback", "stop"]
+)
+def test_commands_of_later_versions(stub: OpenAIStub, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    refused(capsys, stub, [name, "run"], name, "not available yet")
+
+
+def test_commands_that_do_not_exist(stub: OpenAIStub, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, stub, ["leederboard", "run"], "leederboard")
+    refused(capsys, stub, [], "usage")
+    refused(capsys, stub, ["run"], "--documents", "--benchmark", "--out")
+    status, output, errors = ends(capsys, "--help")
+    assert status == 0 and "leaderboard" in output and errors == ""
+
+
+# --- folders -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_another_experiment(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends(capsys, *run_arguments(tmp_path, "--max-evals", "1"))[0] == 0
+    stub.reset()
+    for more, what in (
+        (["--seed", "5"], "optimizer"),
+        (["--metric", "token_f1"], "metrics"),
+        (["--optimizer", "random"], "optimizer"),
+    ):
+        new = ["--workspace", str(tmp_path / "other")]
+        refused(
+            capsys,
+            stub,
+            run_arguments(tmp_path, "--max-evals", "1", *more, *new),
+            "another experiment",
+            what,
+            "new folder",
+        )
+    (tmp_path / "docs" / "ferry.md").write_text("# The ferry\n\nIt sank.\n")
+    (tmp_path / "few.json").write_text(json.dumps(benchmark_records()[:2]))
+    refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path, "--benchmark", str(tmp_path / "few.json")),
+        "documents",
+        "questions",
+        "differ",
+    )
+
+
+def test_places_for_results_that_cannot_be(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, stub, run_arguments(tmp_path, "--out", str(tmp_path / "docs")), "docs", "not empty")
+    refused(
+        capsys, stub, run_arguments(tmp_path, "--out", str(tmp_path / "bench.json")), "bench.json", "file"
+    )
+    refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path, "--out", str(tmp_path / "bench.json" / "run")),
+        "bench.json",
+        "file",
+    )
+    refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path, "--workspace", str(tmp_path / "bench.json")),
+        "bench.json",
+        "file",
+    )
+    refused(
+        capsys,
+        stub,
+        run_arguments(tmp_path, "--workspace", str(tmp_path / "bench.json" / "ws")),
+        "bench.json",
+    )
+    assert json.loads((tmp_path / "bench.json").read_text()) == benchmark_records()
+
+
+def test_results_are_not_written_among_the_documents(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = str(tmp_path / "docs" / "results")
+    refused(capsys, stub, run_arguments(tmp_path, "--out", inside), "among the documents", inside)
+    refused(capsys, stub, run_arguments(tmp_path, "--workspace", inside), "among the documents", inside)
+    hidden = run_arguments(tmp_path, "--workspace", str(tmp_path / "docs" / ".ai4rag_nb"), "--max-evals", "1")
+    assert ends(capsys, *hidden)[0] == ends(capsys, *hidden)[0] == 0
+
+
+def test_a_misspelt_model_leaves_the_folder_free(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends(capsys, *run_arguments(tmp_path, "--foundation-model", "openai:stub-chta"))[0] == 2
+    assert ends(capsys, *run_arguments(tmp_path, "--max-evals", "1"))[0] == 0
+
+
+def test_settings_that_are_wrong(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, words in (
+        ("[ai4rag_nb]\nmax_evalls = 3\n", ["max_evalls", "max_evals"]),
+        ("[ai4rag_nb]\nmax_evals = many\n", ["max_evals", "many"]),
+        ("no section\n", ["settings.ini"]),
+        ("[ai4rag_nb]\noptimization_metric = beauty\n", ["beauty"]),
+        ("[ai4rag_nb]\ntest_share = 2\n", ["test_share", "2"]),
+        ("[ai4rag_nb]\ninference_max_threads = 0\n", ["inference_max_threads"]),
+    ):
+        (tmp_path / "settings.ini").write_text(text)
+        refused(capsys, stub, run_arguments(tmp_path), *words)
+
+
+# --- endings -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_trials_failing(tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.settings.fail_texts = ("Question: ",)
+    status, output, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "3"))
+    assert status == 1 and output == ""
+    assert "3 x" in errors and "not welcome" in errors and "same again" in errors
+    status, output, _ = ends(capsys, "leaderboard", str(tmp_path / "run"), "--json")
+    records = json.loads(output)
+    assert status == 0 and [entry["state"] for entry in records["patterns"]] == ["failed"] * 3
+    assert all(entry["rank"] is None and "not welcome" in entry["reason"] for entry in records["patterns"])
+    status, output, errors = ends(capsys, "ask", str(tmp_path / "run"), QUESTION)
+    assert status in (1, 2) and output == "" and "not welcome" in errors
+    status, output, _ = ends(capsys, "show", str(tmp_path / "run"), "Pattern1")
+    assert status == 0 and "not welcome" in output
+    stub.settings.fail_texts = ()
+    assert ends(capsys, *run_arguments(tmp_path, "--max-evals", "3"))[0] == 0
+
+
+def test_a_budget_above_the_space(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, output, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "500", "--json"))
+    assert status == 0 and len(json.loads(output)["patterns"]) == 8
+    assert "500" in errors and "8 combinations" in errors
+
+
+def test_a_reader_that_goes_away(finished: Any) -> None:
+    folder, stub, _ = finished
+    line = " ".join(
+        f"'{part}'" if " " in part else part
+        for part in command("leaderboard", str(folder / "run"), "--json")[3:]
+    )
+    program = "import sys; from ai4rag_nb.serving.commands import main; sys.exit(main())"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -c '{program}' {line} | head -c 1"],
+        env=environment(stub), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_names_with_control_characters_are_shown_and_not_obeyed(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = refused(
+        capsys, stub, run_arguments(tmp_path, "--documents", str(tmp_path / "a\x1b[31mred")), "red"
+    )
+    assert "\x1b" not in errors
+    run_arguments(tmp_path)
+    (tmp_path / "docs" / "evil\x1b[2J.md").write_bytes(b"")
+    status, output, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "1"))
+    assert status == 0 and "\x1b" not in output + errors and "evil" in errors
+
+
+def test_the_key_is_in_no_output_and_no_file(finished: Any) -> None:
+    folder, stub, done = finished
+    for text in (done.stdout, done.stderr):
+        assert KEY not in text
+    assert files_holding(folder, KEY) == [] and files_holding(folder, KEY[-10:]) == []
+    assert stub.counts.chats > 0
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.5])
+def test_an_interruption_at_the_start(tmp_path: Path, seconds: float) -> None:
+    program = "import sys; from ai4rag_nb.serving.commands import main; sys.stderr.write('ready\\n'); sys.stderr.flush(); sys.exit(main())"
+    with OpenAIStub(delay=3.0, listed_window=512) as stub:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *run_arguments(tmp_path)],
+            env=environment(stub),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None and process.stderr.readline() == "ready\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert output == "" and "Traceback" not in errors and "Interrupted" in errors
+
+
+def test_a_second_interruption_leaves_at_once(tmp_path: Path) -> None:
+    with OpenAIStub(listed_window=512) as stub:
+        process = subprocess.Popen(
+            command(*run_arguments(tmp_path)),
+            env=environment(stub),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while stub.counts.chats < 5 and process.poll() is None:
+            time.sleep(0.001)
+        stub.settings.hang = 60.0
+        time.sleep(0.5)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.7)
+        assert process.poll() is None, "calls that are on their way are waited for"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert time.monotonic() - started < 15
+        assert process.returncode == 130 and output == "" and "Traceback" not in errors
+        assert "Ctrl-C again" in errors and "Interrupted" in errors
+        stub.settings.hang = 0.0
+        assert call(*run_arguments(tmp_path), stub=stub).returncode == 0
+
+
+def test_unexpected_errors_are_named_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finished: Any
+) -> None:
+    import ai4rag_nb.serving.reading as reading
+
+    def failing(folder: Any) -> Any:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(reading, "read_results", failing)
+    status, output, errors = ends(capsys, "leaderboard", str(finished[0] / "run"))
+    assert status == 1 and output == "" and "ZeroDivisionError" in errors and "AI4RAG_NB_DEBUG" in errors
