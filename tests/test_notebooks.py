@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from nbdev.test import test_nb as run_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,6 +17,9 @@ NOTEBOOKS = sorted(path for path in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_c
 SKIP_FLAGS = [
     flag for flag in ("slow", "net", "browser") if flag not in os.environ.get("AI4RAG_NB_FLAGS", "")
 ]
+
+# Every notebook has a shell of its own, and each would tidy up at exit, a second apiece, what the exit tidies up anyway.
+InteractiveShell.atexit_operations = lambda self: None
 
 
 def directive_names(source: str) -> list[str]:
