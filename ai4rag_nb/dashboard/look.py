@@ -61,7 +61,7 @@ def format_setting(
         return f"{value:g}"
     return "–" if value is None else str(getattr(value, "name", value))
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #3e3e00c2
+# %% ../../nbs/06_dashboard/06_look.ipynb #636921c1
 _THEME_OF_PAGE = (
     'body[data-jp-theme-light="{light}"] .ai4rag, '
     '[data-bs-theme="{name}"] .ai4rag, body.vscode-{name} .ai4rag'
@@ -88,7 +88,7 @@ def _theme_rules() -> str:
         )
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #4739e631
+# %% ../../nbs/06_dashboard/06_look.ipynb #b77ebd97
 _TEXT_RULES = """
 .ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
 color:var(--ink);
@@ -107,7 +107,7 @@ margin:0.5rem 0}
 .ai4rag .scroll{overflow:auto;max-width:100%;position:relative;margin-bottom:0.75rem}
 .ai4rag.ai4rag .widget-tab-contents{background:var(--ground);color:var(--ink)}
 .ai4rag .tall{max-height:34rem}
-.ai4rag table.grid{border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;
+.ai4rag table.grid{display:table;border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;
 color:var(--ink);
 background:var(--ground);border:0;table-layout:auto}
 .ai4rag table.wide{width:100%}.ai4rag table.answers td:nth-child(3){width:75%}
@@ -184,14 +184,14 @@ grid-column:1/-1}
 @media print{.ai4rag .hit .text,.ai4rag .tall{max-height:none}}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #d0e6de32
+# %% ../../nbs/06_dashboard/06_look.ipynb #06933d3c
 def stylesheet() -> Html:  # one style element
     """Give the style sheet of all views."""
     return element(
         "style", Html(_theme_rules() + (_TEXT_RULES + _PART_RULES + _VIEW_RULES).replace("\n", ""))
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #7a43a2e3
+# %% ../../nbs/06_dashboard/06_look.ipynb #81195d1c
 def framed(
     *parts: Any,  # markup and data
     style: bool = True,  # whether the style sheet comes along
@@ -227,7 +227,7 @@ def page(
     body = element("body", element("main", *parts, class_="ai4rag page"))
     return join(Html("<!DOCTYPE html>\n"), element("html", head, body, lang=language))
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #a75b04eb
+# %% ../../nbs/06_dashboard/06_look.ipynb #bfecd549
 def write_page(
     path: str | Path,  # where the file goes; missing folders are made
     document: str,  # a whole HTML document

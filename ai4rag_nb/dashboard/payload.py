@@ -108,7 +108,7 @@ class Hit:
     legs: Mapping[str, float] = field(default_factory=dict)  # its score in every leg that found it
     evidence: bool = False  # whether it holds the benchmark's evidence
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #029ac318
+# %% ../../nbs/06_dashboard/01_payload.ipynb #b8b0de82
 def read_hit(
     entry: Mapping[str, Any],  # one entry of a row's "hits"
 ) -> Hit:  # the same as a value

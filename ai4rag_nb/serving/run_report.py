@@ -24,7 +24,7 @@ from ..optimization.open_run import read_results, require_run
 from ..optimization.results import ExperimentResults, compare_with_leader
 from ..optimization.run_store import EvaluationResult, RunStore, get_trials
 
-# %% ../../nbs/07_serving/04_run_report.ipynb #eba01773
+# %% ../../nbs/07_serving/04_run_report.ipynb #02d987f1
 def trial_events(
     trials: Sequence[EvaluationResult],  # stored trials, in order
     clock: float,  # when the first of them began
@@ -46,7 +46,7 @@ def trial_events(
             events.append(TrialFinished(at=clock, name=trial.name, payload=payload, evaluation_results=rows))
     return events
 
-
+# %% ../../nbs/07_serving/04_run_report.ipynb #2c8bf8b3
 def run_events(
     folder: str | Path,  # a run folder
 ) -> list[Event]:  # what happened in the run, in order
