@@ -40,6 +40,7 @@ from small_world import (
 
 from ai4rag_nb.foundations.errors import (
     AI4RAGError,
+    BenchmarkError,
     InputError,
     ModelSettingsError,
     NotAvailableError,
@@ -980,7 +981,7 @@ def test_missing_files_of_patterns_are_written_again(tmp_path: Path, stub: OpenA
 
 
 def test_a_second_process_in_one_workspace_gets_a_message_and_harms_nothing(tmp_path: Path) -> None:
-    with OpenAIStub(delay=2.0, listed_window=512) as stub:
+    with OpenAIStub(delay=0.1, listed_window=512) as stub:
         arguments = run_arguments(tmp_path)
         first = subprocess.Popen(
             command(*arguments),
@@ -989,7 +990,8 @@ def test_a_second_process_in_one_workspace_gets_a_message_and_harms_nothing(tmp_
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_until(lambda: stub.counts.chats >= 2 or first.poll() is not None)
+        wait_until(lambda: stub.counts.chats >= 16 or first.poll() is not None)
+        stub.settings.delay = 8.0
         others = [
             run_arguments(tmp_path, "--out", str(tmp_path / "second")),
             arguments,
@@ -1137,6 +1139,17 @@ def test_settings_reach_the_models(tmp_path: Path, stub: OpenAIStub) -> None:
         inner = getattr(model, "model", model)
         assert (inner.timeout, inner.retries) == (3.0, 7)
     experiment.close()
+
+
+def test_questions_that_cannot_be_asked_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with service(monkeypatch, listed_window=128) as stub:
+        long = {**benchmark_records()[0], "question": f"How often is the {'very ' * 300} old starter fed?"}
+        with pytest.raises(BenchmarkError, match="How often is the very") as caught:
+            make_experiment(tmp_path, records=[*benchmark_records(), long])
+        assert "128 tokens" in str(caught.value)
+        with pytest.raises(BenchmarkError, match="None of the questions has an answer"):
+            make_experiment(tmp_path, records=[{"question": "Why?", "answerable": False}])
+        assert paid(stub) == 0
 
 
 def test_later_names_are_refused_before_anything_is_called(tmp_path: Path, stub: OpenAIStub) -> None:

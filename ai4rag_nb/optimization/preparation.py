@@ -95,7 +95,7 @@ class ExperimentInputs:
             "metrics": content_key([metric.key for metric in self.metrics], self.objective.key),
         }
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #11f72163
+# %% ../../nbs/04_optimization/12_preparation.ipynb #e30a0748
 def prepare_inputs(
     documents: Sequence[Any],  # DoclingDocuments
     benchmark: BenchmarkData,  # questions and answers
@@ -118,6 +118,11 @@ def prepare_inputs(
     report = benchmark.check(checked, strict=strict)
     selected, objective = choose_metrics(metrics, optimization_metric, evaluators)
     tuning, held_out, note = divide_questions(benchmark, report, test_share, random_state)
+    if not any(tuning.benchmark.answerable):
+        raise BenchmarkError(
+            "None of the questions has an answer in the documents, so no configuration gets a score.",
+            remedy="Add questions with correct answers.",
+        )
     notes = [*report.notes, *([note] if note else [])]
     key = content_key([document_fingerprint(document) for document in checked])
     return ExperimentInputs(

@@ -6,7 +6,7 @@
 __all__ = ['ExperimentOptions', 'default_optimizer_settings', 'PreparedExperiment', 'experiment_fingerprint', 'checked_inputs',
            'put_together', 'prepare_experiment']
 
-# %% ../../nbs/04_optimization/19_prepared.ipynb #c88218d7
+# %% ../../nbs/04_optimization/19_prepared.ipynb #270f0e76
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from .run_store import check_owner, check_run_folder
 from ai4rag_nb.optimization.space_models import (
     MadeModels,
     SpaceModels,
+    check_questions,
     fit_models,
     make_models,
     space_fingerprint,
@@ -131,7 +132,7 @@ def checked_inputs(
         check_run_folder(options.output_path)
     return inputs
 
-# %% ../../nbs/04_optimization/19_prepared.ipynb #d6adb1d5
+# %% ../../nbs/04_optimization/19_prepared.ipynb #5c15b489
 def put_together(
     options: ExperimentOptions,  # what was chosen
     settings: Settings,  # the defaults of the project
@@ -151,6 +152,8 @@ def put_together(
         folder = Path(settings.run_folder) / content_key(fingerprint)[:12]
     path = check_owner(folder, fingerprint)
     models = fit_models(made)
+    parts = [part.benchmark for part in (inputs.tuning, inputs.held_out) if part is not None]
+    check_questions(models, [question for part in parts for question in part.questions])
     inputs = replace(inputs, notes=[*inputs.notes, *models.space.notes])
     prepared = PreparedExperiment(
         options, settings, inputs, workspace, models, config, chosen, fingerprint, path

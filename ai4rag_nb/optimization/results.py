@@ -207,7 +207,7 @@ def find_collection(
             return str(binding["collection_name"])
     return None
 
-# %% ../../nbs/04_optimization/09_results.ipynb #550ca338
+# %% ../../nbs/04_optimization/09_results.ipynb #1ae36cc7
 def failure_reasons(
     results: RankedEvaluations,  # what an experiment found out
 ) -> list[tuple[str, int]]:  # (reason, how often), most frequent first
@@ -223,10 +223,9 @@ def best_result(
     leaders = [result for result in results.ranking() if result.state in _RANKED_STATES]
     if leaders and leaders[0].score is not None:
         return leaders[0]
-    reasons = (
-        "; ".join(f"{count} x {reason.rstrip('.')}" for reason, count in failure_reasons(results))
-        or "nothing was evaluated"
-    )
+    if not results.evaluations:
+        raise AI4RAGError("Nothing has been evaluated yet.", remedy="Wait for the search, or start it again.")
+    reasons = "; ".join(f"{count} x {reason.rstrip('.')}" for reason, count in failure_reasons(results))
     raise AI4RAGError(
         f"No configuration has a score: {reasons}.",
         remedy="Mend the cause and run the same again: what was finished is not paid for twice.",

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SpaceModels', 'make_embedding_model', 'make_foundation_model', 'MadeModels', 'make_models', 'explaining',
-           'fit_models', 'check_models', 'check_services', 'space_fingerprint']
+           'fit_models', 'check_questions', 'check_models', 'check_services', 'space_fingerprint']
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #8f0dc513
+# %% ../../nbs/04_optimization/16_space_models.ipynb #206e6cb6
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from typing import Any
 from ..foundations.cache import Cache
 from ai4rag_nb.foundations.errors import (
     AI4RAGError,
+    BenchmarkError,
     InputError,
     ModelSettingsError,
     StorageError,
@@ -148,6 +149,23 @@ def fit_models(
         list(made.embedding.values()),
         list(made.writing.values()),
     )
+
+# %% ../../nbs/04_optimization/16_space_models.ipynb #7c5e62bc
+def check_questions(
+    models: SpaceModels,  # the models of a space
+    questions: Sequence[str],  # all questions of the benchmark
+) -> None:
+    """Refuse questions that an embedding model cannot read to their end."""
+    for embedder in models.embedding_models:
+        with explaining(embedder.spec):
+            report = embedder.overlong_texts(list(questions)) if embedder.refuse_overlong else None
+        if report is not None and report.beyond:
+            first = questions[report.beyond[0]]
+            raise BenchmarkError(
+                f"The question '{first[:80]}' is longer than the {report.window} tokens that "
+                f"'{embedder.spec}' reads.",
+                remedy="Shorten it, or use a model with a larger window.",
+            )
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #d94ae520
 def check_models(
