@@ -165,7 +165,7 @@ def merge_segments(
         collection._cleanup_orphan_index_files()
     return most
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #bea0c62f
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #484e26b6
 _OPEN_FILES: dict[tuple[int, str], MilvusLiteFile] = {}  # (process, path) -> the handle
 _OPEN_LOCK = threading.RLock()
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": 0}
@@ -177,9 +177,11 @@ def _connect(
     """Open a Milvus Lite file, or say why not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        import pyarrow
         from pymilvus import MilvusClient
     except OSError as error:
         raise explain_failure(path, error) from error
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     for name in ("pymilvus", "milvus_lite"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
