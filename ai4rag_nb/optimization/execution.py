@@ -146,7 +146,7 @@ def write_missing_files(
         if result.payload and not all(file.is_file() for file in files):
             writer.on_pattern_creation(result.payload, result.results)
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #c57de3c4
+# %% ../../nbs/04_optimization/20_execution.ipynb #505661cb
 def placed_binding(
     prepared: PreparedExperiment,  # everything a search needs
 ) -> dict[str, str]:  # the place of the vectors, the same from every current folder
@@ -178,7 +178,7 @@ def remember_setup(
         }
     )
 
-
+# %% ../../nbs/04_optimization/20_execution.ipynb #c197e724
 def run_prepared(
     prepared: PreparedExperiment,  # everything a search needs
     handlers: Sequence[BaseEventHandler],  # who listens

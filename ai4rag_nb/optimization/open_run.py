@@ -94,7 +94,7 @@ def read_results(
     finally:
         store.close()
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #05829cf1
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #bb46c356
 def stored_config(
     binding: dict[str, Any],  # what a run remembers of its vector store
     home: Path,  # the workspace
@@ -107,7 +107,7 @@ def stored_config(
         )
     return MilvusLiteConfig(str(home / binding["uri"]), binding.get("distance_metric", "cosine"))
 
-
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #c36dd8ba
 def measured_choices(
     spec: str,  # the text that makes the answering model
     result: EvaluationResult,  # what was measured with it

@@ -65,7 +65,7 @@ def default_optimizer_settings(
         defaults["n_random_nodes"] = settings.n_random_nodes
     return {**defaults, **(options.optimizer_settings or {})}
 
-# %% ../../nbs/04_optimization/19_prepared.ipynb #ceb8299c
+# %% ../../nbs/04_optimization/19_prepared.ipynb #bb10ce0a
 @dataclass
 class PreparedExperiment:
     """Hold everything a search needs, checked, before any call."""
@@ -90,7 +90,7 @@ class PreparedExperiment:
             known_observations=self.options.known_observations,
         )
 
-
+# %% ../../nbs/04_optimization/19_prepared.ipynb #cbfb3e48
 def experiment_fingerprint(
     options: ExperimentOptions,  # what was chosen
     inputs: ExperimentInputs,  # documents, questions, metrics

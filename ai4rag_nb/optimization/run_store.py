@@ -153,7 +153,7 @@ def get_trials(
         for row in read_rows(store, f"SELECT {columns} FROM trials ORDER BY iteration")
     ]
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #8c490957
+# %% ../../nbs/04_optimization/07_run_store.ipynb #5f75c50d
 def compare_fingerprints(
     folder: Path,  # the run folder, for the message
     stored: Mapping[str, str],  # what the run in the folder was made of
@@ -174,7 +174,7 @@ def count_trials(
     """Count the trials of a run."""
     return int(read_rows(store, "SELECT count(*) FROM trials")[0][0])
 
-
+# %% ../../nbs/04_optimization/07_run_store.ipynb #bcbd840a
 def check_owner(
     folder: str | Path,  # where the results should go
     fingerprint: Mapping[str, str],  # keys of everything the results depend on, by name

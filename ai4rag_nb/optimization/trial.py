@@ -71,7 +71,7 @@ def collection_in_use(
     runner.opened[name] = opened.store
     return opened.store
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #2cce357a
+# %% ../../nbs/04_optimization/14_trial.ipynb #71b4c243
 _RETRIEVER_SETTINGS = (
     *("number_of_chunks", "retrieval_method", "window_size"),
     *("search_mode", "ranker_strategy", "ranker_k", "ranker_alpha"),
@@ -89,7 +89,7 @@ def make_pipeline(
     retriever = Retriever(store, token_counter=counter, hit_lists=hit_lists, **settings)
     return SimpleRAG(configuration["foundation_model"], retriever)
 
-
+# %% ../../nbs/04_optimization/14_trial.ipynb #566b6c03
 def ask_questions(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -139,7 +139,7 @@ def measure(
     marks = [judge_hits(entry) for entry in data]
     return Measured(evaluation, question_results(data, responses, evaluation["question_scores"], marks))
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #0a37d543
+# %% ../../nbs/04_optimization/14_trial.ipynb #d066abe8
 def grouped_settings(
     candidate: Candidate,  # the configuration
     store: BaseVectorStore,  # its collection, open
@@ -189,7 +189,7 @@ def missing_scores(
     often = "; ".join(f"{count} x {error}" for error, count in errors.most_common(1))
     return f"Too few questions have a score: {scored} of {len(results)}." + (f" {often}" if often else "")
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #9a41dc6e
+# %% ../../nbs/04_optimization/14_trial.ipynb #1f403d68
 def measure_configuration(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -206,7 +206,7 @@ def measure_configuration(
     ]
     return Measured({"metrics": plain, "question_scores": []}, twin.results), settings
 
-
+# %% ../../nbs/04_optimization/14_trial.ipynb #f1ded923
 def run_trial(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration

@@ -13,13 +13,30 @@ from ..foundations.cache import Cache
 from ..foundations.errors import InputError, StorageError
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #6dea34a2
+# %% ../../nbs/04_optimization/11_workspace.ipynb #667fce56
 _CACHE_FILE = "cache.sqlite"  # the file in a workspace that makes it one
 
 
+def _open_cache(
+    folder: Path,  # the workspace
+) -> Cache:  # its cache, open
+    """Open the cache of a workspace, or refuse a folder that cannot be one."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"The workspace '{folder}' is a file.", remedy="Name a folder.")
+    try:
+        return Cache.open(folder / _CACHE_FILE)
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise InputError(
+                f"The workspace '{folder}' cannot be used: {error.__cause__.strerror}.",
+                remedy="Name a folder that you may write to.",
+            ) from error
+        raise
+
+# %% ../../nbs/04_optimization/11_workspace.ipynb #8f76679f
 @dataclass(frozen=True)
 class Workspace:
-    """Hold the places in which experiments keep what they share."""
+    """Hold what experiments share."""
 
     folder: Path  # the folder
     cache: Cache = field(repr=False)  # embeddings, answers, conversions
@@ -30,18 +47,7 @@ class Workspace:
         folder: str | Path,  # made when missing
     ) -> "Workspace":  # the opened workspace
         """Open a workspace."""
-        path = Path(folder)
-        if path.exists() and not path.is_dir():
-            raise InputError(f"The workspace '{path}' is a file.", remedy="Name a folder.")
-        try:
-            return cls(path, Cache.open(path / _CACHE_FILE))
-        except StorageError as error:
-            if isinstance(error.__cause__, OSError):
-                raise InputError(
-                    f"The workspace '{path}' cannot be used: {error.__cause__.strerror}.",
-                    remedy="Name a folder that you may write to.",
-                ) from error
-            raise
+        return cls(Path(folder), _open_cache(Path(folder)))
 
     @classmethod
     def existing(
@@ -51,8 +57,7 @@ class Workspace:
         """Open a workspace that is there already, and make nothing."""
         if not (Path(folder) / _CACHE_FILE).is_file():
             raise InputError(
-                f"There is no workspace in '{folder}'.",
-                remedy="Name the folder given to --workspace; if it was removed, run the same search again.",
+                f"There is no workspace in '{folder}'.", remedy="Name the folder given to --workspace."
             )
         return cls.open(folder)
 
@@ -63,7 +68,7 @@ class Workspace:
 
     def vector_store_config(self) -> BaseVectorStoreConfig:
         """Describe the vector store that needs no server."""
-        return MilvusLiteConfig(db_path=str(self.folder / "vectors.db"))
+        return MilvusLiteConfig(str(self.folder / "vectors.db"))
 
     def close(self) -> None:
         """Close the cache."""
