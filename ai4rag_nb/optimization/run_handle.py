@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['BackgroundWork', 'RunHandle']
 
-# %% ../../nbs/04_optimization/17_run_handle.ipynb #8ddbc37b
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #09834216
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..foundations.errors import StoppedError
 from ..foundations.events import StopFlag
 
 # %% ../../nbs/04_optimization/17_run_handle.ipynb #70beafde

@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['Search', 'usable_score', 'take_up', 'tell_result', 'try_configuration', 'Repetition', 'run_search']
 
-# %% ../../nbs/04_optimization/15_search.ipynb #97a7ed3d
+# %% ../../nbs/04_optimization/15_search.ipynb #17a86c3e
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ai4rag_nb.foundations.events import (
-    BaseEventHandler,
     EventBus,
     StopFlag,
     TrialFailed,

@@ -6,19 +6,13 @@
 __all__ = ['plain', 'table', 'number', 'leaderboard_table', 'held_out_sentence', 'summary', 'answer_record', 'answer_text',
            'as_json']
 
-# %% ../../nbs/07_serving/03_printing.ipynb #db5498e8
+# %% ../../nbs/07_serving/03_printing.ipynb #df52a9ab
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ai4rag_nb.optimization.results import (
-    ExperimentResults,
-    compare_with_leader,
-    failure_reasons,
-    leaderboard_records,
-)
-from ..optimization.run_store import EvaluationResult
+from ..optimization.results import ExperimentResults, compare_with_leader, failure_reasons
 
 # %% ../../nbs/07_serving/03_printing.ipynb #7039cb7b
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -51,7 +45,7 @@ def table(
 
     return "\n".join(cells(line) for line in lines)
 
-# %% ../../nbs/07_serving/03_printing.ipynb #449bfd0b
+# %% ../../nbs/07_serving/03_printing.ipynb #620be0fc
 def number(
     value: float | None,  # a score, or None
     digits: int = 3,  # behind the point
@@ -120,7 +114,7 @@ def summary(
     lines += [f"Failed: {'; '.join(failed)}"] if failed else []
     return plain("\n".join(line for line in [*lines, *results.notes] if line))
 
-# %% ../../nbs/07_serving/03_printing.ipynb #81226c8d
+# %% ../../nbs/07_serving/03_printing.ipynb #f1122e6a
 def answer_record(
     name: str,  # the pattern that was asked
     answer: Mapping[str, Any],  # what it returned
