@@ -45,6 +45,7 @@ from ai4rag_nb.foundations.errors import (
     ModelSettingsError,
     NotAvailableError,
     RunFolderError,
+    StorageError,
     StoppedError,
 )
 from ai4rag_nb.foundations.events import (
@@ -321,6 +322,26 @@ def test_another_experiment_pays_only_for_what_is_new(tmp_path: Path, stub: Open
     assert all("How often is the starter fed?" in prompt for prompt in sent_prompts(stub))
     assert texts and third.results.collection_names[0] in first.results.collection_names
     for experiment in (second, third):
+        experiment.close()
+
+
+def test_two_spellings_of_one_pipeline_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(monkeypatch, listed_window=4096) as stub:
+        space = small_space(chunk_size=[512, 1024], search_mode=["vector"], number_of_chunks=[2])
+        experiment = make_experiment(tmp_path, space, max_evals=2)
+        experiment.search()
+        first, second = experiment.results.evaluations
+        assert len(experiment.results.collection_names) == 1, "both sizes give the same chunks"
+        assert first.score == second.score and first.results == second.results and first.key != second.key
+        assert stub.counts.chats == len(RECORDS) + 1
+        flagged = [
+            metric["name"]
+            for metric in second.payload["evaluation"]["metrics"]
+            if metric.get("optimization_metric")
+        ]
+        assert flagged == ["overall_score"]
         experiment.close()
 
 
@@ -1086,6 +1107,28 @@ def test_a_disk_that_runs_full_keeps_everything_so_far(tmp_path: Path, stub: Ope
     assert len(repeated) <= 20, (
         "at most the calls that were on their way, and what ten threads began before they heard of it"
     )
+    experiment.close()
+
+
+def test_a_cache_that_cannot_be_written_ends_the_search_at_once(
+    tmp_path: Path, stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ai4rag_nb.foundations.cache import Cache
+
+    original, stub.settings.delay = Cache.put_many, 0.02
+
+    def failing(self: Cache, kind: str, items: Any) -> None:
+        if kind == "answers" and stub.counts.chats > 15:
+            raise StorageError("Cannot use the cache: the disk is full.", remedy="Make room.")
+        original(self, kind, items)
+
+    monkeypatch.setattr(Cache, "put_many", failing)
+    experiment = make_experiment(tmp_path, max_evals=8)
+    with pytest.raises(StorageError, match="the disk is full"):
+        experiment.search()
+    assert stub.counts.chats <= 15 + 20, "answers that cannot be kept are not paid for trial after trial"
+    assert [result.state for result in experiment.results.evaluations] == ["completed"]
+    monkeypatch.undo()
     experiment.close()
 
 
