@@ -88,7 +88,7 @@ def _theme_rules() -> str:
         )
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #b77ebd97
+# %% ../../nbs/06_dashboard/06_look.ipynb #35697363
 _TEXT_RULES = """
 .ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
 color:var(--ink);
@@ -107,8 +107,8 @@ margin:0.5rem 0}
 .ai4rag .scroll{overflow:auto;max-width:100%;position:relative;margin-bottom:0.75rem}
 .ai4rag.ai4rag .widget-tab-contents{background:var(--ground);color:var(--ink)}
 .ai4rag .tall{max-height:34rem}
-.ai4rag table.grid{display:table;border-collapse:separate;border-spacing:0;margin:0;width:auto;font-size:0.8125rem;
-color:var(--ink);
+.ai4rag table.grid{display:table;border-collapse:separate;border-spacing:0;margin:0;width:auto;
+font-size:0.8125rem;color:var(--ink);
 background:var(--ground);border:0;table-layout:auto}
 .ai4rag table.wide{width:100%}.ai4rag table.answers td:nth-child(3){width:75%}
 .ai4rag table.grid th,.ai4rag table.grid td{padding:0.35rem 0.6rem;border:0;

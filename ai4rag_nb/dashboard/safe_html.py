@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['visible_text', 'shorten', 'Html', 'escape', 'join', 'element']
 
-# %% ../../nbs/06_dashboard/00_safe_html.ipynb #016fff9a
+# %% ../../nbs/06_dashboard/00_safe_html.ipynb #b335bbd7
 import html
 import re
-import unicodedata
 from typing import Any
 
-# %% ../../nbs/06_dashboard/00_safe_html.ipynb #19ab10e0
+# %% ../../nbs/06_dashboard/00_safe_html.ipynb #f2ce64b3
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufff9-\ufffb]"

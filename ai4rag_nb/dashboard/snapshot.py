@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Selection', 'resolved', 'with_choice', 'views_of', 'render_snapshot', 'page_of_state']
 
-# %% ../../nbs/06_dashboard/14_snapshot.ipynb #d62d0126
+# %% ../../nbs/06_dashboard/14_snapshot.ipynb #e636559a
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .look import framed, page
+from .look import page
 from .ranking import answered_trials
 from .render_leaderboard import render_leaderboard
 from .render_progress import render_progress
@@ -25,7 +25,7 @@ from .safe_html import Html, element, join, shorten
 from .state import DashboardState
 from ..foundations.errors import InputError, suggestion
 
-# %% ../../nbs/06_dashboard/14_snapshot.ipynb #47ce018e
+# %% ../../nbs/06_dashboard/14_snapshot.ipynb #9930863a
 @dataclass(frozen=True)
 class Selection:
     """Hold what the reader chose."""
@@ -53,7 +53,7 @@ def resolved(
     pattern = selection.pattern if selection.pattern in names else next(iter(names), None)
     return replace(selection, question_id=question, pattern=pattern, metric=metric)
 
-# %% ../../nbs/06_dashboard/14_snapshot.ipynb #b15d6388
+# %% ../../nbs/06_dashboard/14_snapshot.ipynb #1253e0c7
 def with_choice(
     selection: Selection,  # what was chosen before
     state: DashboardState,  # the run
@@ -77,7 +77,7 @@ def with_choice(
             )
     return replace(selection, **chosen)
 
-# %% ../../nbs/06_dashboard/14_snapshot.ipynb #2c672e33
+# %% ../../nbs/06_dashboard/14_snapshot.ipynb #47dac795
 def views_of(
     state: DashboardState,  # the run
     chosen: Selection,  # what is shown
@@ -113,7 +113,7 @@ def views_of(
         ),
     }
 
-# %% ../../nbs/06_dashboard/14_snapshot.ipynb #83a824f7
+# %% ../../nbs/06_dashboard/14_snapshot.ipynb #bb9646ce
 def render_snapshot(
     state: DashboardState,  # the run
     selection: Selection = Selection(),  # what the reader chose; frozen, so it can be a default
@@ -134,7 +134,7 @@ def render_snapshot(
         ),
     )
 
-# %% ../../nbs/06_dashboard/14_snapshot.ipynb #34f71507
+# %% ../../nbs/06_dashboard/14_snapshot.ipynb #0c1e3ee6
 def page_of_state(
     state: DashboardState,  # the run
     selection: Selection,  # what the reader chose
