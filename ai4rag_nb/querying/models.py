@@ -59,19 +59,16 @@ def parse_spec(
         raise ModelSettingsError(f"'{spec}' names no model.", remedy=f"{meant} Name it as {_FORMS}.".strip())
     return ModelSpec(provider, name.strip())
 
-# %% ../../nbs/02_querying/05_models.ipynb #3d500d47
-_STANDARD_ADDRESS = "https://api.openai.com/v1"
-
-
+# %% ../../nbs/02_querying/05_models.ipynb #82d412f4
 def service_client(
     environment: Mapping[str, str]
     | None = None,  # with OPENAI_BASE_URL and OPENAI_API_KEY; None: the process's own
 ) -> Any:  # an openai.OpenAI client
     """Make the client of the service that the environment names."""
     values = os.environ if environment is None else environment
-    address = values.get("OPENAI_BASE_URL", "").strip() or _STANDARD_ADDRESS
+    address = values.get("OPENAI_BASE_URL", "").strip() or None  # the client knows its own service
     key = values.get("OPENAI_API_KEY", "").strip()
-    parts = urlsplit(address)
+    parts = urlsplit(address or "http://unnamed")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         remedy = "Give an address such as 'http://localhost:8000/v1'."
         raise ModelSettingsError("OPENAI_BASE_URL is no web address.", remedy=remedy)
