@@ -11,7 +11,7 @@ NOTEBOOK ?= nbs
 $(VENV)/.base: constraints.txt pyproject.toml
 	@echo "Installing into $(VENV) (about two minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24.2" "setuptools>=69" wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24.2" "setuptools>=77" wheel
 	$(PIP) torch
 	$(PIP) -e .
 	touch $@

@@ -17,13 +17,15 @@ from .colours import DARK, LIGHT, SHADES, shade
 from .safe_html import Html, element, join
 from ..foundations.errors import InputError, StorageError
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #f8dd17c6
+# %% ../../nbs/06_dashboard/06_look.ipynb #421ff7c6
 def format_score(
     score: float | None,  # a score, None when it is missing
     digits: int = 3,  # decimals
 ) -> str:  # a few characters
     """Write a score."""
-    return "–" if score is None else f"{score:.{digits}f}".replace("-", "−")
+    if score is None:
+        return "–"
+    return f"{round(score, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
 def format_count(

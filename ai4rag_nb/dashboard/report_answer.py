@@ -17,7 +17,7 @@ from .render_leaderboard import SMALL_BENCHMARK, render_settings
 from .safe_html import Html, element, shorten
 from .state import DashboardState, TrialState
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #02cfc416
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #5c700b13
 @dataclass(frozen=True)
 class ReportFacts:
     """Hold what a report says beyond the events."""
@@ -37,7 +37,7 @@ def best_trial(
     """Find the pattern that the report is about."""
     return state.trial(state.best_pattern) or leader(state)
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #f919216a
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #a900ad08
 def score_sentence(
     score: Score,  # a mean with its interval
 ) -> str:  # "0.84 (95 % interval 0.71 to 0.93, 40 questions)"
@@ -59,14 +59,16 @@ def tie_sentence(
         return "Whether the next ones are really worse was not compared question by question."
     if not ties:
         return f"Compared question by question, every other configuration is measurably worse than {best}."
-    named = []
-    for tie in ties:
-        low, high = number(tie.get("ci_low")), number(tie.get("ci_high"))
-        bounds = f", interval {format_score(low)} to {format_score(high)}" if low is not None else ""
-        named.append(f"{tie.get('name')} (behind by {format_score(number(tie.get('difference')))}{bounds})")
-    return f"As good as far as these questions can tell: {'; '.join(named)}. Take the cheapest of them."
+    names = [str(tie.get("name")) for tie in ties]
+    listed = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    gaps = [gap for tie in ties if (gap := number(tie.get("difference"))) is not None]
+    apart = f" (behind by {format_score(max(gaps))} at most)" if gaps else ""
+    return (
+        f"As far as these questions can tell, {listed}{apart} may be just as good. "
+        "Among equals, take the one with fewer or shorter chunks: its prompts are the cheapest."
+    )
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #98d1d11c
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #44ec1a66
 def _sureness(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
@@ -85,13 +87,14 @@ def _sureness(
             "No questions were held out; expect somewhat less on new ones: the best of many is partly luck."
         )
     counts = [found.count for found in (held_out, score) if found is not None and found.count is not None]
-    if counts and min(counts) < SMALL_BENCHMARK:
+    said = any(f"fewer than {SMALL_BENCHMARK}" in note for note in told.notes)
+    if counts and min(counts) < SMALL_BENCHMARK and not said:
         sentences.append(
             f"Fewer than {SMALL_BENCHMARK} questions ({min(counts)}): differences may be chance."
         )
     return [*sentences, tie_sentence(best.name, told.ties)]
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #80599abc
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #c865184f
 def render_answer(
     state: DashboardState,  # the run
     told: ReportFacts = ReportFacts(),  # what comes from outside the events; frozen
@@ -102,11 +105,13 @@ def render_answer(
         return element(
             "div", element("p", "No configuration could be evaluated.", class_="trouble"), class_="headline"
         )
-    sentences = [element("p", sentence) for sentence in (*_sureness(state, best, told), *told.notes)]
+    sentences = [element("p", sentence) for sentence in _sureness(state, best, told)]
+    notes = element("ul", [element("li", note) for note in told.notes], class_="quiet") if told.notes else ""
     return element(
         "div",
         element("h2", f"The best configuration is {shorten(best.name, 60)}"),
         element("p", render_settings(best.settings)),
         sentences,
+        notes,
         class_="headline",
     )
