@@ -540,11 +540,13 @@ def test_too_many_answers_failing_leaves_no_winner_and_is_asked_again(
     answered = stub.counts.chats
     experiment.search()
     assert set(experiment.results.leaderboard()["state"]) == {"completed"}
-    assert stub.counts.chats == stub.counts.distinct_chats > answered, "answers that were paid for are kept"
+    again = stub.counts.chats - stub.counts.distinct_chats
+    assert again <= 2, "answers that were paid for are kept; only the look at the service is repeated"
+    assert stub.counts.distinct_chats > answered
     experiment.close()
 
 
-def test_empty_answers_cost_questions_and_not_the_search(
+def test_empty_answers_everywhere_end_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with service(monkeypatch) as stub:
@@ -558,10 +560,9 @@ def test_empty_answers_cost_questions_and_not_the_search(
                     stub.settings.empty = "none"
 
         experiment.handlers.append(Emptying())
-        experiment.search()
-        first, second = experiment.results.evaluations
-        assert first.state == "completed" and second.state in ("failed", "incomplete")
-        assert "empty answer" in str([second.reason, second.results])
+        with pytest.raises(AI4RAGError, match="does not answer any more.*empty answer"):
+            experiment.search()
+        assert [trial.state for trial in experiment.results.evaluations] == ["completed"]
         experiment.close()
 
 

@@ -6,7 +6,7 @@
 __all__ = ['start_events', 'new_runner', 'get_ready', 'attempt', 'restore_collection', 'execute', 'write_missing_files',
            'placed_binding', 'remember_setup', 'run_prepared']
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #77f97a68
+# %% ../../nbs/04_optimization/20_execution.ipynb #826521ba
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +27,7 @@ from ..indexing.collections import CollectionRegistry
 from ..indexing.vector_store import get_vector_store
 from .held_out import try_held_out
 from .indexing_phase import IndexingPhase
+from .lost_trials import lost_to_service
 from .payloads import LocalEventHandler
 from .prepared import PreparedExperiment
 from .results import RankedEvaluations, best_result
@@ -85,7 +86,7 @@ def get_ready(
     parts = [part for part in (prepared.inputs.tuning, prepared.inputs.held_out) if part is not None]
     check_models(prepared.models, [text for part in parts for text in part.benchmark.questions])
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #79772743
+# %% ../../nbs/04_optimization/20_execution.ipynb #0bed17aa
 def attempt(
     prepared: PreparedExperiment,  # everything a search needs
     runner: TrialRunner,  # evaluates configurations
@@ -93,7 +94,7 @@ def attempt(
 ) -> EvaluationResult:  # the result, or a record of the failure
     """Evaluate one configuration; when that goes wrong, make sure that the services are still there."""
     result = attempt_trial(runner, candidate)
-    if result.state in ("failed", "incomplete"):
+    if result.state in ("failed", "incomplete") or lost_to_service(result):
         check_services(prepared.models)
     return result
 

@@ -6,8 +6,8 @@
 __all__ = ['reading_notes', 'require_run', 'run_notes', 'read_results', 'stored_config', 'measured_choices', 'stored_models',
            'open_stored_pipeline', 'open_run', 'find_pattern']
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #7972cf5a
-from collections.abc import Callable, Mapping
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #81ad4f14
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..foundations.errors import InputError, RunFolderError, suggestion
 from ..foundations.settings import load_settings
 from ..indexing.collections import CollectionRegistry
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig, get_vector_store
+from .lost_trials import cannot_win, lost_to_service
 from .pattern import OpenPipeline, Pattern
 from .results import ExperimentResults
 from .run_store import EvaluationResult, RunStore, get_trials, is_run_folder
@@ -64,12 +65,14 @@ def require_run(
         raise RunFolderError(f"The run folder '{folder}' {what}.", remedy="Name the folder given to --out.")
     return Path(folder)
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #17c21f04
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #c5a92947
 def run_notes(
     store: RunStore,  # the run
-    evaluated: int,  # how many configurations are stored
+    evaluations: Sequence[EvaluationResult],  # every stored configuration
 ) -> list[str]:  # what was noted in the run and how it ended
     """Collect what was noted in a run."""
+    evaluated = len(evaluations)
+    lost = [trial.name for trial in evaluations if cannot_win(trial) and lost_to_service(trial)]
     budget = min(store.fact("max_evals", evaluated), store.fact("combinations", evaluated))
     notes = [*store.fact("notes", []), store.fact("held_out_problem", "")]
     if store.fact("state", "completed") != "completed" and evaluated < budget:
@@ -77,9 +80,13 @@ def run_notes(
             f"The search is not finished: {evaluated} of {budget} configurations are evaluated. "
             "Running the same again goes on from there."
         )
+    if lost:
+        notes.append(
+            f"{', '.join(lost)} lost questions to a failing service. Running the same again tries what was lost."
+        )
     return [note for note in [*notes, *store.fact("warnings", [])] if note]
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #f2f61e3f
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #4a235390
 def read_results(
     folder: str | Path,  # a run folder
     pattern_builder: Callable[[EvaluationResult], Pattern] | None = None,  # makes results answer
@@ -88,7 +95,7 @@ def read_results(
     store = RunStore(require_run(folder))
     try:
         evaluations = get_trials(store)
-        notes = reading_notes(evaluations, run_notes(store, len(evaluations)), store.fact("questions", 0))
+        notes = reading_notes(evaluations, run_notes(store, evaluations), store.fact("questions", 0))
         objective = store.fact("objective", "custom:overall_score")
         return ExperimentResults(evaluations, objective, store.fact("held_out", {}), notes, pattern_builder)
     finally:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Search', 'usable_score', 'take_up', 'tell_result', 'try_configuration', 'Repetition', 'run_search']
 
-# %% ../../nbs/04_optimization/15_search.ipynb #17a86c3e
+# %% ../../nbs/04_optimization/15_search.ipynb #f7e16432
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +17,12 @@ from ai4rag_nb.foundations.events import (
     TrialFinished,
     TrialStarted,
 )
+from .lost_trials import forget_lost
 from .optimizer import BaseOptimizer
 from ai4rag_nb.optimization.run_store import (
     Candidate,
     EvaluationResult,
     RunStore,
-    forget_failures,
     get_trials,
     put_trial,
 )
@@ -42,7 +42,7 @@ class Search:
     batch_size: int = 1  # configurations asked for at a time
     prepare: Callable[[], None] = field(default=lambda: None, repr=False)  # called before the first trial
 
-# %% ../../nbs/04_optimization/15_search.ipynb #3f75d98c
+# %% ../../nbs/04_optimization/15_search.ipynb #4a961a86
 def usable_score(
     result: EvaluationResult,  # one evaluated configuration
 ) -> float | None:  # its score, or None when the optimizer must not learn from it
@@ -54,8 +54,7 @@ def take_up(
     search: Search,  # the search that is about to begin
 ) -> list[EvaluationResult]:  # what was evaluated before
     """Read what an earlier, interrupted run found out."""
-    if search.store.fact("state") == "failed":
-        forget_failures(search.store)
+    forget_lost(search.store)
     search.store.put_facts({"state": "running"})
     return get_trials(search.store)
 

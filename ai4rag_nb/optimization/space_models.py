@@ -6,7 +6,7 @@
 __all__ = ['SpaceModels', 'make_embedding_model', 'make_foundation_model', 'MadeModels', 'make_models', 'explaining',
            'fit_models', 'check_questions', 'check_models', 'check_services', 'space_fingerprint']
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #206e6cb6
+# %% ../../nbs/04_optimization/16_space_models.ipynb #1efe54ec
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from ..foundations.cache import Cache
 from ai4rag_nb.foundations.errors import (
     AI4RAGError,
     BenchmarkError,
+    IndexingError,
     InputError,
     ModelSettingsError,
     StorageError,
@@ -24,7 +25,6 @@ from ai4rag_nb.foundations.errors import (
 from ..foundations.settings import Settings
 from ..foundations.texts import content_key
 from ..indexing.embedding import BaseEmbeddingModel, CachedEmbeddingModel
-from ..indexing.openai_requests import ServiceError
 from .choices import value_identity
 from .rag_space import AI4RAGSearchSpace
 from .search_space import SearchSpace
@@ -179,28 +179,38 @@ def check_models(
         with explaining(embedder.spec):
             embedder.embed_queries(list(questions))
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #253c064a
-_GONE = ("unreachable", "timeout", "key", "quota", "busy")  # kinds of failures that every request would meet
+# %% ../../nbs/04_optimization/16_space_models.ipynb #f83dbea8
+_GREETINGS = ("Reply with one word: hello", "Reply with one word: good", "What is one and one?")
+
+
+def _fails_now(
+    model: Any,  # a model behind a service, or a cached one
+) -> AI4RAGError | None:  # why it does not work; None when it does
+    """Make a small call past the cache; a few when the first one fails."""
+    inner, failure = getattr(model, "model", model), AI4RAGError("It was not asked.")
+    for greeting in _GREETINGS:
+        try:
+            if not isinstance(model, BaseEmbeddingModel):
+                inner.chat([{"role": "user", "content": greeting}])
+            elif (size := len(inner.embed_query(greeting))) != model.dimension:
+                raise IndexingError(f"It gives vectors of {size} dimensions now, and gave {model.dimension}.")
+            return None
+        except AI4RAGError as error:
+            failure = error
+    return failure
 
 
 def check_services(
     models: SpaceModels,  # the models of a space
 ) -> None:
-    """Raise when a service does not answer any more."""
+    """Raise when a model behind a service does not work any more."""
     every: list[Any] = [*models.embedding_models, *models.foundation_models]
-    inner: list[Any] = [getattr(model, "model", model) for model in every]
-    services = {
-        model.service.address: (model.spec, model.service) for model in inner if hasattr(model, "service")
-    }
-    for spec, service in services.values():
-        try:
-            service.get("/models")
-        except ServiceError as error:
-            if error.kind in _GONE:
-                raise AI4RAGError(
-                    f"The service of '{spec}' does not answer any more. {error.message}",
-                    remedy=f"Everything finished is kept; run the same again to go on. {error.remedy}",
-                ) from None
+    for model in every:
+        if hasattr(getattr(model, "model", model), "service") and (error := _fails_now(model)) is not None:
+            raise AI4RAGError(
+                f"The service of '{model.spec}' does not answer any more. {error.message}",
+                remedy=f"Everything finished is kept; run the same again to go on. {error.remedy}",
+            )
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #775c25ba
 def space_fingerprint(
