@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unicodedata
 from pathlib import Path
@@ -393,6 +394,41 @@ def test_deep_html_is_read_as_text():
     assert items == 300
 
 
+UNCLOSED = (
+    "<!--",
+    "<!-- x ",
+    "<![CDATA[",
+    "<![if ",
+    "<!",
+    "<?",
+    "<a ",
+    "<a href='",
+    "<a b=",
+    "</a ",
+    "&#",
+    "<script",
+)
+
+
+@pytest.mark.parametrize("begin", UNCLOSED)
+@pytest.mark.parametrize("ending", ["", ">", "]>", "</p>"])
+def test_markup_that_nothing_closes_takes_no_longer_than_its_length(begin, ending):
+    page = f"<p>first</p>{begin * (120_000 // len(begin))}{ending}"
+    started = time.perf_counter()
+    text = document_text(html_document(page, "a.html"))
+    assert time.perf_counter() - started < 4  # 5 to 60 seconds when each one is looked for to the end
+    assert text.startswith("first")
+
+
+def test_what_follows_an_unclosed_comment_is_read():
+    page = (
+        "<h1>Pumps</h1><!-- seen --><p>a</p><!-- never closed <p>Keep it dry.</p><p>1 < 2 &# &amp; so on</p>"
+    )
+    text = document_text(html_document(page, "a.html"))
+    assert "Keep it dry." in text and "seen" not in text and "1 < 2 &# & so on" in text
+    assert "<p>" not in text
+
+
 RST_TEXT = (
     "~Title~=====~Sub~---~- a~  b~1. one~term~   definition~::~    code~.. note:: x~   inside~.. foo:: bar~"
     "   :opt: 1~.. include:: /etc/passwd~`broken~|sub|~:func:`x`~==  ==~a   b~+--+~|a |~.. [1] foot~*emph*~``lit``~"
@@ -511,6 +547,19 @@ def test_encodings(tmp_path, encoding):
     assert bool(loaded.notes) == (encoding != "utf-8-sig")
 
 
+@pytest.mark.parametrize(
+    "declared",
+    ["utf-16", "utf-16-le", "utf-32", "utf-7", "unicode_escape", "idna", "undefined", "hex"],
+)
+def test_an_encoding_that_a_page_cannot_be_in_is_not_believed(tmp_path, declared):
+    page = f"<html><meta charset={declared}><p>Plain words \\n of a caf\u00e9.</p></html>"
+    for encoding in ("latin-1", "utf-8"):
+        (tmp_path / "a.html").write_bytes(page.encode(encoding))
+        assert "Plain words \\n of a caf\u00e9." in load_documents(tmp_path)[0].source_text.replace(
+            "\\\\", "\\"
+        )
+
+
 # ---------------------------------------------------------------- bad folders and bad files
 
 
@@ -548,6 +597,32 @@ def test_a_very_deep_folder(tmp_path):
 def test_no_path_is_an_error(folder):
     with pytest.raises(DocumentError, match="no path"):
         load_documents(folder)
+
+
+def test_a_home_folder_of_nobody_is_an_error():
+    with pytest.raises(DocumentError, match="Write the path in full"):
+        load_documents("~nobody-of-this-name/docs")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"patterns": 5},
+        {"patterns": [5]},
+        {"patterns": {"*.md": 1}},
+        {"most_megabytes": "x"},
+        {"most_megabytes": None},
+        {"most_megabytes": float("nan")},
+        {"most_megabytes": 0},
+        {"most_megabytes": True},
+        {"cache": 5},
+        {"on_progress": 5},
+    ],
+)
+def test_options_of_another_type_are_named(tmp_path, options):
+    (tmp_path / "a.md").write_text("words")
+    with pytest.raises(DocumentError, match=next(iter(options))):
+        load_documents(tmp_path, **options)
 
 
 def test_empty_folder(tmp_path):

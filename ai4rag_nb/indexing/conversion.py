@@ -139,7 +139,7 @@ def _office_document(
     converted.name = name
     return with_source(converted)
 
-# %% ../../nbs/01_indexing/03c_conversion.ipynb #65f82703
+# %% ../../nbs/01_indexing/03c_conversion.ipynb #c4f49db5
 _READERS: dict[str, Callable[[str, str], SourceDocument]] = {
     "markdown": markdown_document,
     "text": text_document,
@@ -147,7 +147,7 @@ _READERS: dict[str, Callable[[str, str], SourceDocument]] = {
     "restructuredtext": restructuredtext_document,
 }
 _CACHED = frozenset(("html", "restructuredtext", "docling_json", "docling"))
-_OWN_VERSION = 1  # raised whenever one of our readers reads differently
+_OWN_VERSION = 2  # raised whenever one of our readers reads differently
 _CACHE_KIND = "documents"
 
 

@@ -95,7 +95,20 @@ def _marked_encoding(
             return encoding
     return ""
 
-# %% ../../nbs/01_indexing/03b_decoding.ipynb #ee436d3b
+# %% ../../nbs/01_indexing/03b_decoding.ipynb #2af65199
+_PROBE = b"<meta charset='\\x41+AGE-~{'>"
+
+
+def _plausible(
+    declared: str,  # the encoding that a file names
+) -> bool:  # whether its own name can be read in it
+    """Tell whether an encoding leaves plain letters as they are."""
+    try:
+        return bool(declared) and _PROBE.decode(declared) == _PROBE.decode("ascii")
+    except (ValueError, LookupError):
+        return False
+
+# %% ../../nbs/01_indexing/03b_decoding.ipynb #5329f7c9
 def decode_text(
     data: bytes,  # the bytes of a file
     declared: str = "",  # the encoding that the file itself names, for instance in a web page
@@ -126,10 +139,10 @@ def _decode_other(
     foreign = sum(character > "\x7f" for character in repaired) - broken
     if foreign > 2 * broken:
         return _decoded(repaired, "utf-8", f"{broken} broken characters in it were replaced by \ufffd")
-    for encoding in (declared, "cp1252", "latin-1"):
+    for encoding in (declared if _plausible(declared) else "", "cp1252", "latin-1"):
         try:
             text = data.decode(encoding) if encoding else ""
-        except (UnicodeDecodeError, LookupError):
+        except (ValueError, LookupError):
             continue
         if text:
             break

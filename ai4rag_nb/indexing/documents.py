@@ -179,7 +179,7 @@ def _format_of(
     wanted = any(fnmatch(name, pattern) or fnmatch(name.rsplit("/", 1)[-1], pattern) for pattern in patterns)
     return (known or "text") if wanted else ""
 
-# %% ../../nbs/01_indexing/04_documents.ipynb #30e12406
+# %% ../../nbs/01_indexing/04_documents.ipynb #fa90144d
 def _checked_folder(
     folder: str | Path,  # what the user gave
 ) -> Path:  # an existing folder or file
@@ -188,7 +188,10 @@ def _checked_folder(
         raise DocumentError(
             f"{folder!r} is no path of a folder.", remedy="Give the folder that holds your documents."
         )
-    path = Path(folder).expanduser()
+    try:
+        path = Path(folder).expanduser()
+    except RuntimeError as error:  # there is no such user, or no home folder
+        raise DocumentError(f"Cannot find '{folder}': {error}.", remedy="Write the path in full.") from error
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -206,7 +209,37 @@ def _checked_folder(
         )
     return path
 
-# %% ../../nbs/01_indexing/04_documents.ipynb #bda62f50
+# %% ../../nbs/01_indexing/04_documents.ipynb #724a670b
+def _checked_patterns(
+    patterns: str | Sequence[str] | None,  # what the user gave
+) -> Sequence[str] | None:  # a list of patterns; None: every known kind
+    """Check the patterns of names."""
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if listed is not None and not (
+        isinstance(listed, list | tuple | set | frozenset) and all(isinstance(item, str) for item in listed)
+    ):
+        remedy = 'Give a list such as ["*.md", "guide/*"], or leave it out.'
+        raise DocumentError(f"patterns is {patterns!r}, not a list of texts.", remedy=remedy)
+    return listed if listed is None else list(listed)
+
+
+def _check_options(
+    most_megabytes: object,  # the limit that the user gave
+    cache: object,  # where conversions are to be kept
+    on_progress: object,  # what is to be called
+) -> None:
+    """Check what loading is told besides the folder."""
+    number = isinstance(most_megabytes, int | float) and not isinstance(most_megabytes, bool)
+    if not number or not most_megabytes > 0:  # type: ignore[operator]
+        raise DocumentError(f"most_megabytes is {most_megabytes!r}.", remedy="Give a number above 0.")
+    if cache is not None and not isinstance(cache, Cache):
+        raise DocumentError(f"cache is {cache!r}.", remedy="Give Cache.open(path), or leave it out.")
+    if on_progress is not None and not callable(on_progress):
+        raise DocumentError(
+            f"on_progress is {on_progress!r}.", remedy="Give a function of two numbers, or leave it out."
+        )
+
+# %% ../../nbs/01_indexing/04_documents.ipynb #9ce34337
 def load_documents(
     folder: str | Path,  # a folder, searched to the bottom, or one file
     strict: bool = False,  # whether a file that cannot be read is an error
@@ -216,11 +249,12 @@ def load_documents(
     most_megabytes: float = MOST_MEGABYTES,  # files of this size and more are skipped
 ) -> LoadedDocuments:  # the documents by name, and what was left out
     """Load the documents of a folder."""
+    patterns = _checked_patterns(patterns)
+    _check_options(most_megabytes, cache, on_progress)
     path = _checked_folder(folder)
     found = _found_files(path) if path.is_dir() else _Found(files=[(_shown_name("", path.name), path)])
     loaded = LoadedDocuments()
     loaded.skipped = found.skipped
-    patterns = [patterns] if isinstance(patterns, str) else patterns
     formats = [(name, file, _format_of(name, patterns)) for name, file in found.files]
     loaded.ignored = [name for name, _, file_format in formats if not file_format]
     wanted = [entry for entry in formats if entry[2]]

@@ -230,13 +230,35 @@ class _Soup(BeautifulSoup):
                 break
         return super().handle_starttag(name, *arguments, **keywords)
 
-# %% ../../nbs/01_indexing/03_markup.ipynb #d08a92ac
+# %% ../../nbs/01_indexing/03_markup.ipynb #54d320dd
+_ENDS = (  # what begins markup, and what has to follow somewhere to end it
+    (re.compile(r"<(?=!--)"), re.compile(r"--\s*>")),
+    (
+        re.compile(r"<(?=!\[\s*(?:temp|cdata|ignore|include|rcdata))", re.IGNORECASE),
+        re.compile(r"\]\s*\]\s*>"),
+    ),
+    (re.compile(r"<(?=!\[)"), re.compile(r"\]\s*>")),
+    (re.compile(r"<"), re.compile(r">")),
+)
+_NO_NUMBER = re.compile(r"&#(?!\d|[xX][\da-fA-F])")
+
+
+def _closed(
+    text: str,  # a page
+) -> str:  # the same page, without markup that never ends
+    """Write as text what begins like markup and is never closed."""
+    for begin, end in _ENDS:
+        last = max((match.start() for match in end.finditer(text)), default=0)
+        text = text[:last] + begin.sub("&lt;", text[last:])
+    return _NO_NUMBER.sub("&amp;#", text)
+
+# %% ../../nbs/01_indexing/03_markup.ipynb #28c374b8
 def html_document(
     text: str,  # the decoded page
     name: str,  # the name of the document
 ) -> SourceDocument:  # its items, with the text that docling-core writes from them
     """Read a web page."""
-    soup = _Soup(text, "html.parser")
+    soup = _Soup(_closed(text), "html.parser")
     writer = MarkupWriter(name)
     mains = soup.find_all(lambda element: element.name == "main" or element.get("role") == "main")
     content = mains[0] if len(mains) == 1 else soup.body or soup
