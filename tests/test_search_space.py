@@ -313,7 +313,7 @@ def test_values_given_in_vain_are_said() -> None:
         ({"chunk_sizes": [64]}, "Did you mean 'chunk_size'"),
         ({"nonsense": [64]}, "The parameters are embedding_model"),
         ({"chunking_method": ["recursve"]}, "Did you mean 'recursive'"),
-        ({"chunking_method": [3]}, "'3' is not known"),
+        ({"chunking_method": [3]}, "3 is not known"),
         ({"retrieval_method": ["graph"]}, "It can be simple, window"),
         ({"search_mode": ["hybird"]}, "Did you mean 'hybrid'"),
         ({"ranker_strategy": ["rff"]}, "Did you mean 'rrf'"),
@@ -334,12 +334,79 @@ def test_values_given_in_vain_are_said() -> None:
         ({"chunk_size": {"min": 3}}, "is not understood"),
         ({"chunk_size": {"minimum": 300, "maximum": 200}}, "holds no value"),
         ({"chunk_size": 4096}, "chunk_size 4096 is beyond the window"),
+        ({"chunk_size": [4]}, "between 8 and 1000000"),
+        ({"chunk_size": [9]}, "Use at least 10 tokens"),
+        ({"number_of_chunks": [20_000]}, "between 1 and 16384"),
+        ({"window_size": [101]}, "between 0 and 100"),
+        ({"ranker_k": [20_000]}, "between 0 and 16384"),
+        ({"ranker_alpha": {"minimum": 0, "maximum": 1, "step": 0}}, "holds no value"),
+        (
+            {"ranker_alpha": {"minimum": 0, "maximum": 1, "step": "1e-12"}},
+            "step: '1e-12' .* without an exponent",
+        ),
+        ({"ranker_alpha": {"minimum": 0, "maximum": 1, "step": 1e-320}}, "are too many"),
+        ({"chunk_size": {"minimum": "a", "maximum": 9}}, "minimum: 'a' .* Give a whole number"),
+        ({"chunk_size": {"minimum": 1, "maximum": 10**12}}, "values are too many"),
+        ({"chunk_size": {"minimum": 1, "maximum": 10**40}}, "are too many"),
+        ({"chunk_size": {"minimum": 64, "maximum": 9_000}}, "beyond the window"),
+        ({"chunk_size": [10**400]}, "is not a whole number"),
+        ({"ranker_alpha": [10**400]}, "is not a real number"),
+        ({"foundation_model": [{"name": "a"}]}, "cannot be told from other values"),
     ],
 )
 def test_unknown_names_and_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SearchSpaceError, match=message) as caught:
         AI4RAGSearchSpace(**values)
-    assert caught.value.remedy
+    assert caught.value.remedy and len(str(caught.value)) < 500
+
+
+def bomb(depth: int) -> list[Any]:
+    """Nest a list in itself, ten times at every level."""
+    return [bomb(depth - 1)] * 10 if depth else ["x"] * 10
+
+
+@pytest.mark.parametrize("name", ["chunk_size", "ranker_alpha", "chunking_method"])
+@pytest.mark.parametrize("values", [bomb(7), ["x" * 10**6], {"x" * 10**6: 1}], ids=["bomb", "text", "map"])
+def test_messages_show_the_beginning_of_large_values(name: str, values: Any) -> None:
+    with pytest.raises(SearchSpaceError) as caught:
+        AI4RAGSearchSpace(**{name: values})
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "chunk_size: [64]\nchunk_size: [128]\n", "chunk_size is given twice"),
+        ("a.json", '{"chunk_size": [64], "chunk_size": [128]}', "chunk_size is given twice"),
+        ("a.yaml", "chunk_size: {minimum: 64, minimum: 65, maximum: 66}\n", "minimum is given twice"),
+        ("a.json", '{"chunk_size": {"minimum": 64, "minimum": 65, "maximum": 66}}', "minimum is given twice"),
+        ("a.json", "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("a.yaml", "chunk_size: " + "[" * 10_000 + "]" * 10_000, "nested too deeply"),
+        ("a.yaml", "chunk_size: &a [*a]\n", "is not a whole number"),
+        ("a.yaml", "ranker_alpha: {minimum: 0, maximum: 1, step: 1e-3}\n", "without an exponent"),
+        ("a.json", json.dumps({"x" * 100_000: [1]}), "is no parameter"),
+    ],
+)
+def test_faulty_space_files_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SearchSpaceError, match=message) as caught:
+        AI4RAGSearchSpace.from_file(tmp_path / name)
+    assert caught.value.remedy and len(str(caught.value)) < 800
+
+
+def test_a_size_has_room_beside_the_special_tokens_of_every_model() -> None:
+    @dataclass(frozen=True)
+    class Counter:
+        special_tokens: int
+
+    @dataclass(frozen=True)
+    class Counting(Model):
+        token_counter: Counter = Counter(5)
+
+    space = AI4RAGSearchSpace(embedding_model=["openai:large"], chunk_size=[12, 64])
+    with pytest.raises(SearchSpaceError, match="Use at least 13 tokens"):
+        space.resolve({"openai:large": Counting("large", context_length=512)})
+    assert space.resolve({"openai:large": Counting("large", token_counter=Counter(4), context_length=512)})
 
 
 def test_contradictions_name_every_reason_with_its_count() -> None:
@@ -385,8 +452,8 @@ def test_space_files(tmp_path: Path, name: str) -> None:
         ("a.yaml", b"- chunk_size", "does not hold parameters"),
         ("a.yaml", b"\xff\xfe\x00binary", "neither YAML nor JSON"),
         ("a.yaml", b"chunk_siez: [64]", "Did you mean 'chunk_size'"),
-        ("a.yaml", b"3: [64]", "'3' is no parameter"),
-        ("a.yaml", b"chunk_size: big", "Leave the quotes out"),
+        ("a.yaml", b"3: [64]", "3 is no parameter"),
+        ("a.yaml", b"chunk_size: big", "Give a whole number"),
         ("a.yaml", b"chunk_size: !!python/object/apply:os.getcwd []", "neither YAML nor JSON"),
     ],
 )
