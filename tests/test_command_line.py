@@ -817,3 +817,67 @@ def test_unexpected_errors_are_named_without_a_traceback(
     monkeypatch.setattr(reading, "read_results", failing)
     status, output, errors = ends(capsys, "leaderboard", str(finished[0] / "run"))
     assert status == 1 and output == "" and "ZeroDivisionError" in errors and "AI4RAG_NB_DEBUG" in errors
+
+
+@pytest.mark.parametrize("option", ["--documents", "--benchmark", "--out", "--space", "--workspace"])
+@pytest.mark.parametrize(
+    "place", ["", "  ", "x" * 300, "new/" + "x" * 300, "\u00e9" * 128, "a/" * 2_000, "a\0b"]
+)
+def test_places_that_cannot_be_are_refused(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], option: str, place: str
+) -> None:
+    refused(capsys, stub, run_arguments(tmp_path, option, place), f"argument {option}")
+    assert not (tmp_path / "workspace").exists()
+
+
+@pytest.mark.parametrize("option", ["--metric", "--optimizer"])
+def test_empty_names_are_refused(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    refused(capsys, stub, run_arguments(tmp_path, option, ""), f"argument {option}", "empty")
+
+
+@pytest.mark.parametrize("name", ["leaderboard", "show", "ask"])
+def test_a_run_folder_that_cannot_be_is_refused(
+    stub: OpenAIStub, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    more = [] if name == "leaderboard" else ["Pattern1"]
+    refused(capsys, stub, [name, "x" * 300, *more], "argument RUN", "too long")
+    refused(capsys, stub, [name, "", *more], "argument RUN", "empty")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("name", ["leaderboard", "show"])
+def test_an_output_that_cannot_be_written(finished: Any, name: str, more: list[str]) -> None:
+    wanted = [name, str(finished[0] / "run"), *(["Pattern1"] if name == "show" else []), *more]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(*wanted),
+            env=environment(None),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1 and "could not be written: No space left on device" in done.stderr
+    assert "fault of" not in done.stderr and "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_output_is_no_fault(finished: Any) -> None:
+    wanted = command("leaderboard", str(finished[0] / "run"))
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *wanted], env=environment(None), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\u202e", "\u2066", "\u200f", "\x1b", "\ud800"])
+def test_no_printed_answer_breaks_lines_or_turns_them(mark: str) -> None:
+    from ai4rag_nb.serving.printing import answer_text, plain
+
+    record = {"pattern": "Pattern1", "answer": f"one{mark}two", "sources": []}
+    printed = answer_text(record)
+    assert mark not in printed and ascii(mark)[1:-1] in printed and len(printed.splitlines()) == 3
+    assert mark not in plain(mark)

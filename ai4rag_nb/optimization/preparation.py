@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['choose_metrics', 'QuestionSet', 'divide_questions', 'ExperimentInputs', 'prepare_inputs']
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #62d0fe5f
-from collections.abc import Sequence
+# %% ../../nbs/04_optimization/12_preparation.ipynb #4b46d768
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..evaluation.split import split_benchmark
 from ..foundations.errors import BenchmarkError, InputError
 from ..foundations.texts import content_key
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #03ed8c1d
+# %% ../../nbs/04_optimization/12_preparation.ipynb #833ed04a
 def choose_metrics(
     metrics: Sequence[RAGMetric | str] | None,  # what to measure; the default ones without it
     optimization_metric: RAGMetric | str | None,  # what to maximise; the overall score without it
@@ -27,6 +27,11 @@ def choose_metrics(
     """Find the metrics of a run and the one that it maximises."""
     wanted = Metrics.OVERALL_SCORE if optimization_metric is None else optimization_metric
     objective = check_metrics([wanted], evaluators)[0]
+    if isinstance(metrics, str | RAGMetric) or not isinstance(metrics, Iterable | None):
+        name = metrics.key if isinstance(metrics, RAGMetric) else metrics
+        raise InputError(
+            f"metrics is {name!r}, which is no list of metrics.", remedy=f"Write metrics=[{name!r}]."
+        )
     selected = check_metrics([*(DEFAULT_METRICS if metrics is None else metrics), objective], evaluators)
     if objective.is_outcome or not objective.higher_is_better:
         raise InputError(

@@ -14,15 +14,17 @@ from typing import Any
 
 from ..optimization.results import ExperimentResults, compare_with_leader, failure_reasons
 
-# %% ../../nbs/07_serving/03_printing.ipynb #7039cb7b
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# %% ../../nbs/07_serving/03_printing.ipynb #9d8ebe13
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def plain(
     text: str,  # any text
 ) -> str:  # the same with control characters made visible
     """Make control characters visible."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+    return _CONTROL.sub(lambda match: ascii(match.group())[1:-1], text)
 
 # %% ../../nbs/07_serving/03_printing.ipynb #d8816682
 def table(
