@@ -223,6 +223,81 @@ def test_data_frames_with_arrays_gaps_and_numbers() -> None:
         BenchmarkData.from_dataframe(table.iloc[:0])
 
 
+ROW = {"question": "Why?", "correct_answers": ["so"], "correct_answer_document_keys": ["a.md"]}
+
+
+def test_a_benchmark_is_made_of_a_data_frame_alone() -> None:
+    table = pd.DataFrame([ROW, {**ROW, "question": "How?", "correct_answers": "thus|so"}], index=[7, 7])
+    made = BenchmarkData(table)
+    assert made == BenchmarkData.from_dataframe(table)
+    assert (made.questions, made.correct_answers) == (["Why?", "How?"], [["so"], ["thus", "so"]])
+    with pytest.raises(BenchmarkError, match="Give the table alone"):
+        BenchmarkData(table, [["so"], ["so"]])
+
+
+@pytest.mark.parametrize("name", ["question", "correct_answers", "id", "page"])
+def test_a_name_that_stands_twice_is_refused_everywhere(name: str, write: Callable[..., Path]) -> None:
+    columns = [*ROW, name, name] if name not in ROW else [*ROW, name]
+    frame = pd.DataFrame([["x"] * len(columns)], columns=columns)
+    header, cells = ",".join(columns), ",".join("x" for _ in columns)
+    values = ", ".join(f'"{column}": ["x"]' for column in columns)
+    for make in (BenchmarkData, BenchmarkData.from_dataframe):
+        with pytest.raises(BenchmarkError, match=f"'{name}' more than once"):
+            make(frame)
+    for file in (
+        write(f"{header}\n{cells}\n", "a.csv"),
+        write(f"{header} \n{cells}\n".replace(",", "\t"), "a.tsv"),
+        write(f"[{{{values}}}]", "a.json"),
+        write(f"{{{values}}}\n", "a.jsonl"),
+    ):
+        with pytest.raises(BenchmarkError, match=rf"a\.\w+.*'{name}' more than once"):
+            BenchmarkData.from_file(file)
+
+
+def test_columns_without_a_name_may_repeat(write: Callable[..., Path]) -> None:
+    file = write("question,correct_answers,correct_answer_document_keys,,\nWhy?,so,a.md,,\n", "a.csv")
+    assert BenchmarkData.from_file(file).questions == ["Why?"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 5, "abc", {"a": 1}, pd.DataFrame([ROW]), pd.Series([1]), {1}, object()]
+)
+def test_a_value_of_another_type_is_named(wrong: Any) -> None:
+    with pytest.raises(BenchmarkError):
+        BenchmarkData.from_records(wrong)
+    if not isinstance(wrong, pd.DataFrame):
+        for make in (BenchmarkData.from_dataframe, BenchmarkData):
+            with pytest.raises(BenchmarkError):
+                make(wrong)
+        with pytest.raises(BenchmarkError):
+            BenchmarkData.from_file(wrong)
+    with pytest.raises(BenchmarkError):
+        BenchmarkData(wrong, wrong, wrong)
+    with pytest.raises(BenchmarkError):
+        BenchmarkData(["Why?"], wrong, [["a.md"]])
+    made = BenchmarkData.from_records([ROW])
+    with pytest.raises(InputError):
+        made.check(wrong)
+    if not isinstance(wrong, pd.DataFrame | pd.Series):
+        with pytest.raises(BenchmarkError):
+            made.subset(wrong)
+
+
+@pytest.mark.parametrize("separator", ["", None, 5])
+def test_a_separator_has_to_be_a_text(separator: Any, write: Callable[..., Path]) -> None:
+    with pytest.raises(BenchmarkError, match="separator"):
+        BenchmarkData.from_dataframe(pd.DataFrame([ROW]), separator)
+    with pytest.raises(BenchmarkError, match="separator"):
+        BenchmarkData.from_file(write("question\nWhy?\n", "a.csv"), separator)
+
+
+def test_a_question_that_is_missing_is_not_to_be_quoted() -> None:
+    for value in (float("nan"), np.nan, None, pd.NA, pd.NaT):
+        with pytest.raises(BenchmarkError) as caught:
+            BenchmarkData.from_records([{**ROW, "question": value}])
+        assert "holds nothing" in str(caught.value) and "quotes" not in str(caught.value)
+
+
 def test_unusable_characters_are_removed(write: Callable[..., Path]) -> None:
     benchmark = BenchmarkData.from_file(
         write(

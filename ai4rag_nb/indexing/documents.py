@@ -209,18 +209,16 @@ def _checked_folder(
         )
     return path
 
-# %% ../../nbs/01_indexing/04_documents.ipynb #724a670b
+# %% ../../nbs/01_indexing/04_documents.ipynb #c56b5725
 def _checked_patterns(
     patterns: str | Sequence[str] | None,  # what the user gave
 ) -> Sequence[str] | None:  # a list of patterns; None: every known kind
     """Check the patterns of names."""
     listed = [patterns] if isinstance(patterns, str) else patterns
-    if listed is not None and not (
-        isinstance(listed, list | tuple | set | frozenset) and all(isinstance(item, str) for item in listed)
-    ):
+    if not isinstance(listed, list | tuple | None) or any(not isinstance(item, str) for item in listed or ()):
         remedy = 'Give a list such as ["*.md", "guide/*"], or leave it out.'
         raise DocumentError(f"patterns is {patterns!r}, not a list of texts.", remedy=remedy)
-    return listed if listed is None else list(listed)
+    return listed
 
 
 def _check_options(
@@ -229,17 +227,15 @@ def _check_options(
     on_progress: object,  # what is to be called
 ) -> None:
     """Check what loading is told besides the folder."""
-    number = isinstance(most_megabytes, int | float) and not isinstance(most_megabytes, bool)
-    if not number or not most_megabytes > 0:  # type: ignore[operator]
+    number = most_megabytes if isinstance(most_megabytes, int | float) else 0
+    if number is True or not number > 0:
         raise DocumentError(f"most_megabytes is {most_megabytes!r}.", remedy="Give a number above 0.")
     if cache is not None and not isinstance(cache, Cache):
         raise DocumentError(f"cache is {cache!r}.", remedy="Give Cache.open(path), or leave it out.")
     if on_progress is not None and not callable(on_progress):
-        raise DocumentError(
-            f"on_progress is {on_progress!r}.", remedy="Give a function of two numbers, or leave it out."
-        )
+        raise DocumentError(f"on_progress is {on_progress!r}.", remedy="Give a function, or leave it out.")
 
-# %% ../../nbs/01_indexing/04_documents.ipynb #9ce34337
+# %% ../../nbs/01_indexing/04_documents.ipynb #bf7c75e8
 def load_documents(
     folder: str | Path,  # a folder, searched to the bottom, or one file
     strict: bool = False,  # whether a file that cannot be read is an error
@@ -251,9 +247,8 @@ def load_documents(
     """Load the documents of a folder."""
     patterns = _checked_patterns(patterns)
     _check_options(most_megabytes, cache, on_progress)
-    path = _checked_folder(folder)
+    path, loaded = _checked_folder(folder), LoadedDocuments()
     found = _found_files(path) if path.is_dir() else _Found(files=[(_shown_name("", path.name), path)])
-    loaded = LoadedDocuments()
     loaded.skipped = found.skipped
     formats = [(name, file, _format_of(name, patterns)) for name, file in found.files]
     loaded.ignored = [name for name, _, file_format in formats if not file_format]

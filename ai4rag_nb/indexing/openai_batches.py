@@ -56,7 +56,7 @@ def split_into_batches(
         size += len(text)
     return batches
 
-# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #056b304c
+# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #412625f6
 def vectors_in_order(
     answer: Mapping[str, Any],  # the service's answer
     number: int,  # texts that were sent
@@ -120,7 +120,7 @@ def learn_from_answer(
                 remedy=f"Set the parameter embedding_dimension to {vectors.shape[1]}, or leave it out.",
             )
 
-# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #fe9e83ef
+# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #dfe1988f
 def failed_request(
     endpoint: EmbeddingEndpoint,  # who embeds
     texts: list[str],  # the batch that failed
@@ -132,9 +132,8 @@ def failed_request(
     if error.kind == "refused" and len(texts) == 1:
         start = texts[0][:60]
         window = window_in_refusal(error.message)
-        remedy = (
-            f"Use chunks of at most {window} tokens." if window else "Use smaller chunks, or leave it out."
-        )
+        limit = f"of at most {window} tokens" if window else "that are smaller"
+        remedy = f"Use chunks {limit}, or a shorter question."
         return IndexingError(
             f"The text beginning with '{start}' was not accepted. {error.message}", remedy=remedy
         )

@@ -33,7 +33,7 @@ DISTANCE_METRICS = ("cosine", "l2", "ip")
 SEARCH_MODES = ("vector", "keyword", "hybrid")
 RANKER_STRATEGIES = ("rrf", "weighted", "normalized")
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #6cbb6e13
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #da6fe8bf
 _COLLECTION_PREFIX = "ai4rag_"
 _COLLECTION_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
@@ -58,10 +58,11 @@ def check_collection_name(
         )
     return name
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #aa95baa6
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #4de2dea3
 def check_text(
     text: str,  # the text
     what: str,  # how to name it in a message: "The text of chunk 3 of 'a.md'"
+    shorter: str = "Use smaller chunks.",  # what helps when it is too long
 ) -> str:  # the same text
     """Refuse a text that some store would refuse, cut or change."""
     if not isinstance(text, str):
@@ -76,12 +77,10 @@ def check_text(
             remedy="Remove it (clean_text does).",
         ) from error
     if size > MAXIMUM_TEXT_BYTES:
-        raise InputError(
-            f"{what} has {size:,} bytes; a store holds {MAXIMUM_TEXT_BYTES:,}.", remedy="Use smaller chunks."
-        )
+        raise InputError(f"{what} has {size:,} bytes; a store takes {MAXIMUM_TEXT_BYTES:,}.", remedy=shorter)
     return text
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #04d6f857
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #83595d66
 def check_vectors(
     vectors: Any,  # one row of numbers for each item
     dimension: int,  # numbers that each row must have
@@ -131,7 +130,7 @@ def row_key(
     """Make the key under which stores keep a chunk."""
     return f"{hashlib.sha256(document_id.encode()).hexdigest()[:32]}_{sequence_number:010d}"
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #dec1fc75
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #dcb06500
 def _checked_row(
     chunk: AI4RAGChunk,  # the chunk
 ) -> StoredRow:  # its row
@@ -145,7 +144,7 @@ def _checked_row(
             remedy="Count from 1 in each document.",
         )
     what = f"chunk {number} of '{document_id}'"
-    check_text(document_id, "A document_id")
+    check_text(document_id, "A document_id", "Give the document a shorter name.")
     try:
         metadata = json.dumps(chunk.metadata, default=_plain_number, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -153,9 +152,8 @@ def _checked_row(
             f"The metadata of {what} cannot be stored: {error}.", remedy="Use JSON values."
         ) from error
     check_text(chunk.text, f"The text of {what}")
-    return StoredRow(
-        row_key(document_id, int(number)), chunk.text, check_text(metadata, f"The metadata of {what}")
-    )
+    check_text(metadata, f"The metadata of {what}", "Keep less in the metadata.")
+    return StoredRow(row_key(document_id, int(number)), chunk.text, metadata)
 
 
 def _plain_number(
@@ -216,7 +214,7 @@ def check_count(
         raise InputError(f"{what} is {value!r}.", remedy=f"Give a whole number from 1 to {maximum:,}.")
     return int(value)
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #2f8a0ac1
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #5e861d29
 @dataclass(frozen=True)
 class SearchSettings:
     """Hold the settings of one search, checked."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ['CONFIGURATIONS', 'LegHits', 'FoundRows', 'StoreFacts', 'StoreBackend', 'LoadingStore', 'FindingStore',
            'SearchingStore', 'BaseVectorStore', 'get_vector_store']
 
-# %% ../../nbs/01_indexing/14_vector_store.ipynb #0c95e5e0
+# %% ../../nbs/01_indexing/14_vector_store.ipynb #d95d3272
 CONFIGURATIONS = (MilvusLiteConfig, MilvusConfig, PGVectorConfig)  # every one that has a name
 
 
@@ -102,7 +102,7 @@ class StoreBackend(StoreFacts):
     @abstractmethod
     def _fetch(self, keys: Sequence[str]) -> dict[str, StoredRow]: ...
 
-# %% ../../nbs/01_indexing/14_vector_store.ipynb #945b6692
+# %% ../../nbs/01_indexing/14_vector_store.ipynb #46a5b725
 class LoadingStore(StoreBackend):
     """Load chunks."""
 
@@ -139,7 +139,7 @@ def _place(
     """Name a chunk in a message."""
     return f"chunk {chunk.sequence_number} of '{chunk.document_id}'"
 
-# %% ../../nbs/01_indexing/14_vector_store.ipynb #ac499ec1
+# %% ../../nbs/01_indexing/14_vector_store.ipynb #e5dd0cf9
 def _check_queries(
     queries: Sequence[str],  # the questions
 ) -> None:
@@ -147,7 +147,7 @@ def _check_queries(
     if isinstance(queries, str):
         raise InputError("The questions are one text.", remedy="Give a list, or call search.")
     for position, query in enumerate(queries, 1):
-        check_text(query, f"Question {position}")
+        check_text(query, f"Question {position}", "Ask a shorter question.")
 
 
 def _check_leg(
