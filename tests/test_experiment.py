@@ -560,7 +560,7 @@ def test_empty_answers_everywhere_end_the_search(
                     stub.settings.empty = "none"
 
         experiment.handlers.append(Emptying())
-        with pytest.raises(AI4RAGError, match="does not answer any more.*empty answer"):
+        with pytest.raises(AI4RAGError, match=r"does not answer any more.*empty answer"):
             experiment.search()
         assert [trial.state for trial in experiment.results.evaluations] == ["completed"]
         experiment.close()

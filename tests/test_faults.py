@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai_stub import OpenAIStub
-from small_world import make_experiment, service, table_of
+from small_world import Recorder, make_experiment, service, table_of
 
-from ai4rag_nb.foundations.errors import AI4RAGError, InputError
+from ai4rag_nb import open_run
+from ai4rag_nb.foundations.cache import Cache, count_entries
+from ai4rag_nb.foundations.errors import AI4RAGError, InputError, StorageError
 from ai4rag_nb.foundations.events import BaseEventHandler, PhaseStarted, TrialFinished
 
 
@@ -131,3 +138,125 @@ def test_unusable_vectors_end_the_run_at_once(tmp_path: Path, stub: OpenAIStub, 
     experiment.search()
     assert [trial.state for trial in experiment.results.evaluations] == ["completed"] * 4
     experiment.close()
+
+
+# --- handlers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_that_changes_what_it_gets_changes_nothing(tmp_path: Path, stub: OpenAIStub) -> None:
+    class Clearing(BaseEventHandler):
+        def on_pattern_creation(
+            self, payload: dict[str, Any], evaluation_results: list[dict[str, Any]]
+        ) -> None:
+            payload.clear()
+            evaluation_results.clear()
+
+        def on_event(self, event: Any) -> None:
+            for name in ("payload", "evaluation_results", "configuration"):
+                if hasattr(event, name):
+                    getattr(event, name).clear()
+
+    seen = Recorder()
+    straight = make_experiment(tmp_path, run="straight")
+    straight.search()
+    experiment = make_experiment(tmp_path, event_handler=[Clearing(), seen])
+    experiment.search()
+    assert table_of(experiment.results) == table_of(straight.results)
+    assert all(event.payload and event.evaluation_results for event in seen.of(TrialFinished))
+    straight.close(), experiment.close()
+
+
+# --- damaged and read-only files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [b"no JSON", b"5", b"\xff\xfe", b"", "text", 5, b"[1]", b'{"text": 5}'])
+def test_unreadable_rows_of_the_cache_are_computed_again(
+    tmp_path: Path, stub: OpenAIStub, value: bytes | str | int
+) -> None:
+    first = make_experiment(tmp_path, run="first", max_evals=2)
+    first.search()
+    first.close()
+    with closing(sqlite3.connect(tmp_path / "workspace" / "cache.sqlite")) as cache, cache:
+        kinds = {kind for (kind,) in cache.execute("SELECT DISTINCT kind FROM entries")}
+        assert {"embeddings", "answers", "collections"} <= kinds
+        facts = "embedding_facts" if value == b"[1]" else ""
+        cache.execute("UPDATE entries SET value = ? WHERE kind != ?", (value, facts))
+    second = make_experiment(tmp_path, run="second", max_evals=2)
+    second.search()
+    assert table_of(second.results) == table_of(first.results)
+    texts = stub.counts.texts
+    second.close()
+    third = make_experiment(tmp_path, run="third", max_evals=2)
+    third.search()
+    assert stub.counts.texts == texts, "what was computed again is kept"
+    third.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE facts SET value = 'no JSON'",
+        "UPDATE trials SET configuration = '{'",
+        "UPDATE trials SET payload = '5'",
+        "UPDATE trials SET results = x'ff'",
+        "UPDATE trials SET score = 'high'",
+        "DROP TABLE trials",
+        "UPDATE facts SET value = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_unreadable_rows_of_a_run_are_named(tmp_path: Path, stub: OpenAIStub, change: str) -> None:
+    first = make_experiment(tmp_path, max_evals=1)
+    first.search()
+    first.close()
+    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as run, run:
+        run.execute(change)
+    with pytest.raises(StorageError, match=r"run\.sqlite.* Name a new folder for the results"):
+        open_run(tmp_path / "run")
+    if "DROP" not in change:
+        with pytest.raises(StorageError, match=r"run\.sqlite.* Name a new folder for the results"):
+            make_experiment(tmp_path, max_evals=1).search()
+
+
+def test_a_damaged_run_file_says_where_to_go(tmp_path: Path, stub: OpenAIStub) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.sqlite").write_bytes(b"this is no database" * 300)
+    for use in (lambda: open_run(tmp_path / "run"), lambda: make_experiment(tmp_path)):
+        with pytest.raises(StorageError, match="Name a new folder for the results"):
+            use()
+    make_experiment(tmp_path, run="new", max_evals=1).search()
+
+
+def test_after_closing_it_says_so(tmp_path: Path, stub: OpenAIStub) -> None:
+    experiment = make_experiment(tmp_path, max_evals=1)
+    experiment.close()
+    with pytest.raises(StorageError, match="was closed before") as caught:
+        experiment.search()
+    assert "free space" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="rights work otherwise")
+def test_a_read_only_run_can_be_read(stub: OpenAIStub) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        experiment = make_experiment(folder, max_evals=2)
+        experiment.search()
+        expected = table_of(experiment.results)
+        experiment.close()
+        places = [folder, *folder.rglob("*")]
+        for place in places:
+            place.chmod(0o555 if place.is_dir() else 0o444)
+        mine = os.geteuid()
+        try:
+            if mine == 0:
+                os.seteuid(65534)
+            assert not os.access(folder / "run", os.W_OK, effective_ids=True)
+            results = open_run(folder / "run")
+            assert table_of(results) == expected
+            cache = Cache.open(folder / "workspace" / "cache.sqlite", read_only=True)
+            assert count_entries(cache)["answers"] > 0
+            cache.put_many("answers", {"new": b"1"})
+            cache.close()
+        finally:
+            os.seteuid(mine)
+            for place in places:
+                place.chmod(0o755)

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['LogLevel', 'ExperimentStep', 'Event', 'RunStarted', 'RunFinished', 'PhaseStarted', 'PhaseAdvanced', 'PhaseFinished',
-           'TrialStarted', 'TrialFinished', 'TrialFailed', 'StatusChanged', 'BaseEventHandler', 'EventBus', 'Phase',
-           'phase', 'StopFlag']
+           'TrialStarted', 'TrialFinished', 'TrialFailed', 'StatusChanged', 'BaseEventHandler', 'own_copy', 'EventBus',
+           'Phase', 'phase', 'StopFlag']
 
-# %% ../../nbs/00_foundations/04_events.ipynb #548e7008
+# %% ../../nbs/00_foundations/04_events.ipynb #b5b37417
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -157,7 +158,14 @@ class BaseEventHandler:
     ) -> None:
         """Receive every event."""
 
-# %% ../../nbs/00_foundations/04_events.ipynb #0318b83c
+# %% ../../nbs/00_foundations/04_events.ipynb #bd600259
+def own_copy(
+    event: Event,  # what happened
+) -> Event:  # the same, sharing nothing that can be changed
+    """Copy an event for one handler, so that what a handler changes stays with it."""
+    return deepcopy(event) if isinstance(event, (TrialStarted, TrialFinished, TrialFailed)) else event
+
+
 class EventBus:
     """Deliver events to handlers; no handler can stop a run."""
 
@@ -176,11 +184,11 @@ class EventBus:
         """Give an event to every handler."""
         for handler in self.handlers:
             try:
-                handler.on_event(event)
+                handler.on_event(own_copy(event))
                 if isinstance(event, StatusChanged):
                     handler.on_status_change(event.level, event.message, event.step)
                 elif isinstance(event, TrialFinished):
-                    handler.on_pattern_creation(event.payload, event.evaluation_results)
+                    handler.on_pattern_creation(deepcopy(event.payload), deepcopy(event.evaluation_results))
             except Exception as error:  # the boundary: a listener's fault is not the run's
                 self._note(f"{type(handler).__name__} failed on {type(event).__name__}: {error!r}")
 

@@ -266,7 +266,7 @@ class CachedEmbeddingModel(WrappedEmbeddingModel):
         if self.counts.texts_saved - before == len(texts):
             self.counts.add(calls_saved=1)
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #1ebb962d
+# %% ../../nbs/01_indexing/09_embedding.ipynb #f3c415e6
 def known_dimension(
     wrapped: WrappedEmbeddingModel,  # who is asked
 ) -> int | None:  # the length of its vectors, if it was asked before
@@ -284,11 +284,11 @@ def kept_vectors(
     rows = cached.cache.get_many(_KIND, keys)
     sizes = Counter(len(value) for value in rows.values() if value and len(value) % 4 == 0)
     size = 4 * (known_dimension(cached) or 0) or max(sizes, key=sizes.__getitem__, default=0)
-    found = {key: value for key, value in rows.items() if len(value) == size}
+    read = {key: np.frombuffer(value, "<f4") for key, value in rows.items() if size and len(value) == size}
+    found = {key: vector for key, vector in read.items() if np.isfinite(vector).all() and vector.any()}
     if found:
         cached.counts.add(texts_saved=len(found))
-        vectors = np.stack([np.frombuffer(value, dtype="<f4") for value in found.values()])
-        yield [wanted.pop(key) for key in found], vectors
+        yield [wanted.pop(key) for key in found], np.stack(list(found.values()))
 
 
 def embedded_vectors(

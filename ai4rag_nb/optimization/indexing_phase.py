@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IndexingPhase', 'chunker_for', 'cut_documents', 'load_chunks', 'open_index']
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #0e3084b2
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #67a37ae3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ def chunker_for(
         model.token_counter,
     )
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #05f633c4
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #60e10d2c
 def cut_documents(
     work: IndexingPhase,  # what indexes are made from
     chunker: BaseChunker,  # how documents are cut
@@ -70,7 +70,7 @@ def cut_documents(
         )
     return chunks
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #7832321b
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #83c61646
 def load_chunks(
     work: IndexingPhase,  # what indexes are made from
     store: BaseVectorStore,  # an empty collection
@@ -91,7 +91,7 @@ def load_chunks(
     ) as counter:
         return store.add_documents(chunks, vectors, on_progress=counter.advance_to)
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #10f5ee50
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #c28d27e4
 _KIND = "chunkings"  # kind of the remembered digests
 
 
@@ -105,7 +105,7 @@ def open_index(
     key = content_key("chunks", work.documents_key, chunker.fingerprint())
     digest = get_json(work.cache, _KIND, key)
     chunks: list[AI4RAGChunk] | None = None
-    if digest is None:
+    if not isinstance(digest, str):
         chunks = cut_documents(work, chunker)
         digest = content_key([chunk.chunk_id for chunk in chunks])
         put_json(work.cache, _KIND, key, digest)

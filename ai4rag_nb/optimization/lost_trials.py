@@ -10,10 +10,11 @@ import re
 
 from .run_store import EvaluationResult, RunStore, forget_failures, get_trials
 
-# %% ../../nbs/04_optimization/07a_lost_trials.ipynb #922a7aad
+# %% ../../nbs/04_optimization/07a_lost_trials.ipynb #ec7f41f4
 _SERVICE = re.compile(
-    r"with a web page|: a web page|cannot be reached|gave no answer in|did not answer in time|that is no JSON|instead of an object"
-    r"|The request to '[^']*' failed with|refused the request with status (40[1-589]|42[59]|5\d\d)"
+    r"with a web page|: a web page|cannot be reached|gave no answer in|did not answer in time"
+    r"|that is no JSON|instead of an object|The request to '[^']*' failed with"
+    r"|refused the request with status (40[1-589]|42[59]|5\d\d)"
 )
 _UNUSABLE = re.compile(
     r"gave an empty answer|gave an unusable vector|gave \d+ (dimensions|vectors)|vectors of shape"
@@ -26,7 +27,7 @@ def service_failure(
     """Tell whether a failure is the service's."""
     return _SERVICE.search(reason) is not None
 
-# %% ../../nbs/04_optimization/07a_lost_trials.ipynb #97ab9651
+# %% ../../nbs/04_optimization/07a_lost_trials.ipynb #751f3ca3
 def lost_to_service(
     trial: EvaluationResult,  # an evaluated configuration
 ) -> bool:  # whether the service spoiled it
@@ -47,7 +48,7 @@ def cannot_win(
 def forget_lost(
     store: RunStore,  # the store of a run that is taken up again
 ) -> int:  # how many trials were dropped
-    """Drop the trials that cannot win and were spoiled by a service; without any winner all that cannot win."""
+    """Drop what a service spoiled and cannot win; without any winner all that cannot win."""
     trials = get_trials(store)
     if store.fact("state") == "failed" and not any(trial.state == "completed" for trial in trials):
         return forget_failures(store)

@@ -65,7 +65,7 @@ def require_run(
         raise RunFolderError(f"The run folder '{folder}' {what}.", remedy="Name the folder given to --out.")
     return Path(folder)
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #c5a92947
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #f3db0588
 def run_notes(
     store: RunStore,  # the run
     evaluations: Sequence[EvaluationResult],  # every stored configuration
@@ -82,17 +82,18 @@ def run_notes(
         )
     if lost:
         notes.append(
-            f"{', '.join(lost)} lost questions to a failing service. Running the same again tries what was lost."
+            f"{', '.join(lost)} lost questions to a failing service. "
+            "Running the same again tries what was lost."
         )
     return [note for note in [*notes, *store.fact("warnings", [])] if note]
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #4a235390
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #cffc86b1
 def read_results(
     folder: str | Path,  # a run folder
     pattern_builder: Callable[[EvaluationResult], Pattern] | None = None,  # makes results answer
 ) -> ExperimentResults:  # what was found so far
     """Read the results of a run."""
-    store = RunStore(require_run(folder))
+    store = RunStore(require_run(folder), read_only=True)
     try:
         evaluations = get_trials(store)
         notes = reading_notes(evaluations, run_notes(store, evaluations), store.fact("questions", 0))
@@ -150,14 +151,14 @@ def stored_models(
     writer = make_foundation_model(writing, cache, reader, settings, **measured_choices(writing, result))
     return {"embedding_model": embedder, "foundation_model": writer}
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #7c70d33a
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #7303b4c8
 def open_stored_pipeline(
     folder: Path,  # the run folder
     workspace_folder: str | Path | None,  # the workspace; the remembered one without it
     result: EvaluationResult,  # one of its results
 ) -> OpenPipeline:  # the pipeline, open
     """Open the pipeline of a stored result."""
-    with closing(RunStore(require_run(folder))) as store:
+    with closing(RunStore(require_run(folder), read_only=True)) as store:
         home = Path(workspace_folder or store.fact("workspace"))
         specs, binding = store.fact("models", {}), store.fact("store_binding", {})
     with ExitStack() as opened:

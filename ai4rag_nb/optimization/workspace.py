@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Workspace']
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #973651e5
+# %% ../../nbs/04_optimization/11_workspace.ipynb #26f4c6ba
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..foundations.cache import Cache
-from ..foundations.errors import InputError, StorageError
+from ..foundations.errors import AI4RAGError, InputError, StorageError
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
 
 # %% ../../nbs/04_optimization/11_workspace.ipynb #667fce56
@@ -33,7 +33,7 @@ def _open_cache(
             ) from error
         raise
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #8f76679f
+# %% ../../nbs/04_optimization/11_workspace.ipynb #75938e33
 @dataclass(frozen=True)
 class Workspace:
     """Hold what experiments share."""
@@ -54,12 +54,17 @@ class Workspace:
         cls,
         folder: str | Path,  # where a workspace should be
     ) -> "Workspace":  # the opened workspace
-        """Open a workspace that is there already, and make nothing."""
+        """Open a workspace that is there, and make nothing; one without the right to write is only read."""
         if not (Path(folder) / _CACHE_FILE).is_file():
             raise InputError(
                 f"There is no workspace in '{folder}'.", remedy="Name the folder given to --workspace."
             )
-        return cls.open(folder)
+        try:
+            return cls.open(folder)
+        except AI4RAGError as error:
+            if "readonly" not in str(error) and "unable to open" not in str(error):
+                raise
+        return cls(Path(folder), Cache.open(Path(folder) / _CACHE_FILE, read_only=True))
 
     @property
     def models(self) -> Path:

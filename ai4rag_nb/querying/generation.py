@@ -21,7 +21,7 @@ from ..indexing.embedding_checks import Counts
 __all__ = ['REFUSAL_SENTENCE', 'DEFAULT_CONTEXT_TEMPLATE', 'DEFAULT_USER_TEMPLATE', 'DEFAULT_SYSTEM_MESSAGE', 'Message',
            'Request', 'fill_template', 'check_templates', 'is_refusal', 'Generation', 'GenerationCounts',
            'require_text', 'PromptMaker', 'template_texts', 'last_question', 'FoundationModelFacts',
-           'BaseFoundationModel', 'CachedFoundationModel', 'answer_once', 'unanswered']
+           'BaseFoundationModel', 'CachedFoundationModel', 'kept_answer', 'answer_once', 'unanswered']
 
 # %% ../../nbs/02_querying/01_generation.ipynb #de89405f
 def fill_template(
@@ -57,7 +57,7 @@ def check_templates(
             message = f"The template {text[:60]!r} has no place for the {place.replace('_', ' ')}."
             raise ModelSettingsError(message, remedy=f"Add {{{place}}} to it.")
 
-# %% ../../nbs/02_querying/01_generation.ipynb #bdac4820
+# %% ../../nbs/02_querying/01_generation.ipynb #02e2f41a
 _APOLOGY = r"^\W*(unfortunately,? |sorry,? (but )?|i(?:'| a)m sorry,? (but )?)*"
 _SPEAKER = r"i (do not|don't|cannot|can't|could not|couldn't) (know|answer|find|tell|say)\b"
 _PASSAGES = (
@@ -103,7 +103,7 @@ class GenerationCounts(Counts):
     completion_tokens: int = 0  # tokens written, as far as reported
     answers_saved: int = 0  # answers from memory
 
-# %% ../../nbs/02_querying/01_generation.ipynb #a9e3dba5
+# %% ../../nbs/02_querying/01_generation.ipynb #60d496fa
 _EMPTY_REMEDIES = {
     "length": "Raise max_completion_tokens: the limit was used up before an answer began.",
     "content_filter": "The service's filter held the answer back; reword the question or the system message.",
@@ -159,7 +159,7 @@ def template_texts(
     """List the templates, for fingerprints."""
     return [maker.context_template_text, maker.user_message_text, maker.system_message_text]
 
-# %% ../../nbs/02_querying/01_generation.ipynb #e54b6cfa
+# %% ../../nbs/02_querying/01_generation.ipynb #373d7b0a
 def last_question(
     messages: Sequence[Message],  # a conversation
 ) -> str:  # the content of its last message
@@ -263,11 +263,22 @@ class CachedFoundationModel(BaseFoundationModel):
         """Prepare the wrapped model for the questions that have no kept answer."""
         self.model.prepare(unanswered(self, requests))
 
-# %% ../../nbs/02_querying/01_generation.ipynb #f7ef0583
+# %% ../../nbs/02_querying/01_generation.ipynb #1be9aba6
 _TEMPLATES = ("context_template_text", "user_message_text", "system_message_text")
 _PASSED_ON = frozenset(
     ("model_id", "name", "spec", "counts", "close", *_TEMPLATES)
 )  # attributes of the wrapped model
+
+
+def kept_answer(
+    kept: Any,  # what was found in a cache
+) -> Generation | None:  # the answer; None when there is none that can be read
+    """Read a kept answer."""
+    try:
+        answer = Generation(**kept)
+    except TypeError:
+        return None
+    return replace(answer, cached=True) if isinstance(answer.text, str) and answer.text else None
 
 
 def answer_once(
@@ -281,10 +292,10 @@ def answer_once(
     while True:
         claimed = cached._flights.claim([key])
         try:
-            known = get_json(cached.cache, _KIND, key)
+            known = kept_answer(get_json(cached.cache, _KIND, key))
             if known is not None:
                 cached.counts.add(answers_saved=1)
-                return replace(Generation(**known), cached=True)
+                return known
             if claimed:
                 generation = cached.model.generate(messages, question, contexts)
                 put_json(cached.cache, _KIND, key, asdict(generation))
@@ -293,7 +304,7 @@ def answer_once(
             cached._flights.release(claimed)
         cached._flights.wait([key])
 
-# %% ../../nbs/02_querying/01_generation.ipynb #a6e0b5d0
+# %% ../../nbs/02_querying/01_generation.ipynb #31f15601
 def unanswered(
     cached: CachedFoundationModel,  # whose answers are looked up
     requests: Sequence[Request],  # questions with their passages

@@ -46,12 +46,12 @@ def trial_events(
             events.append(TrialFinished(at=clock, name=trial.name, payload=payload, evaluation_results=rows))
     return events
 
-# %% ../../nbs/07_serving/04_run_report.ipynb #2c8bf8b3
+# %% ../../nbs/07_serving/04_run_report.ipynb #85885b48
 def run_events(
     folder: str | Path,  # a run folder
 ) -> list[Event]:  # what happened in the run, in order
     """Tell a stored run as events."""
-    store = RunStore(require_run(folder))
+    store = RunStore(require_run(folder), read_only=True)
     created, state, trials = store.fact("created", 0.0), store.fact("state", "stopped"), get_trials(store)
     started = RunStarted(
         at=created,
