@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from ai4rag_nb.foundations.errors import SearchSpaceError
 from ai4rag_nb.indexing import chunking
-from ai4rag_nb.optimization.numbering import shuffled
+from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer, GAMOptSettings, neighbours
+from ai4rag_nb.optimization.numbering import number_of, positions_at, positions_of, shuffled
 from ai4rag_nb.optimization.parameters import Parameter, Rule
 from ai4rag_nb.optimization.rag_space import AI4RAGSearchSpace
 from ai4rag_nb.optimization.search_space import SearchSpace
@@ -479,3 +481,68 @@ def test_rules_that_fail_are_named() -> None:
         SearchSpaceError, match=r"looks at 'chunk_sise', which is no parameter. Did you mean 'chunk_size'"
     ):
         AI4RAGSearchSpace(rules=[lambda chunk_sise: chunk_sise > 1])
+
+
+# ------------------------------------------------------------------------------------------------------- large spaces
+
+
+@settings(max_examples=60, deadline=None)
+@given(spaces(), st.integers(0, 1_000))
+def test_many_numbers_and_neighbours_equal_one_at_a_time(
+    drawn: tuple[list[Parameter], list[Rule]], seed: int
+) -> None:
+    try:
+        space = SearchSpace(*drawn)
+    except SearchSpaceError:
+        return
+    numbers = list(itertools.islice(shuffled(len(space), seed), 40))
+    found = positions_of(space.numbering, numbers)
+    assert found.tolist() == [list(positions_at(space.numbering, number)) for number in numbers]
+    assert [number_of(space.numbering, tuple(row)) for row in found.tolist()] == numbers
+    point = numbers[0]
+    expected = set()
+    for parameter in space.parameters:
+        for value in parameter.choices.values if parameter.name in space[point] else ():
+            changed = {**space[point], parameter.name: value}
+            if value != space[point][parameter.name] and changed in space:
+                expected.add(space.index(changed))
+    assert set(neighbours(space, point)) == expected
+
+
+def test_a_space_beyond_64_bits_is_numbered() -> None:
+    space = SearchSpace(
+        [Parameter(f"p{place}", "I", minimum=0, maximum=999) for place in range(8)],
+        [Rule(lambda p0, p1: p0 < p1, "p0 below p1")],
+    )
+    numbers = [0, 1, 2**63, space.combinations - 1]
+    assert positions_of(space.numbering, numbers).tolist() == [
+        list(positions_at(space.numbering, number)) for number in numbers
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule", [None, lambda ranker_k, number_of_chunks: ranker_k + number_of_chunks < 1_900]
+)
+def test_a_proposal_in_a_space_of_a_million_is_quick(rule: Any) -> None:
+    thousand = {"minimum": 1, "maximum": 1_000}
+    space = AI4RAGSearchSpace(
+        rules=[Rule(rule, "not both at once")] if rule else [],
+        chunking_method=["recursive"],
+        chunk_size=[64],
+        chunk_overlap=[0],
+        number_of_chunks=thousand,
+        search_mode=["hybrid"],
+        ranker_strategy=["rrf", "weighted", "normalized"],
+        ranker_k=thousand,
+        ranker_alpha={"minimum": 0, "maximum": 1, "step": 0.01},
+        retrieval_method=["simple"],
+    )
+    assert space.combinations > 1_000_000
+    optimizer = GAMOptimizer(None, space, GAMOptSettings(max_evals=10))
+    took = []
+    for place in range(10):
+        started = time.process_time()
+        (configuration,) = optimizer.ask()
+        took.append(time.process_time() - started)
+        optimizer.tell(configuration, place / 10)
+    assert max(took[5:]) < 1, took

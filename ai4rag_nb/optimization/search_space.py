@@ -170,7 +170,7 @@ def _no_value(
     remedy = f"{suggestion(given, labels)} {possible}".strip()
     return SearchSpaceError(f"{parameter.name}: '{given}' is not possible here.", remedy=remedy)
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #172f583d
+# %% ../../nbs/04_optimization/02_search_space.ipynb #cc3d322a
 @dataclass(frozen=True, eq=False, repr=False)
 class CanonicalSpace(Combinations):
     """Bring configurations in any spelling into one form."""
@@ -197,6 +197,22 @@ class CanonicalSpace(Combinations):
         return content_key(
             {name: value_identity(value) for name, value in self.canonical(configuration).items()}
         )
+
+    def completed(
+        self,
+        positions: State,  # one position for each parameter; -1 where nothing was chosen
+    ) -> State:  # the same with what it switches on and off, or () where a choice is missing
+        """Switch parameters on and off after a change of positions."""
+        chosen: State = ()
+        for position, level in zip(positions, self._keeping, strict=True):
+            options = level.options(chosen)
+            position = -1 if options is OFF else position
+            if position < 0 and len(options) == 1:
+                position = options[0]
+            if position not in options:
+                return ()
+            chosen = (*chosen, position)
+        return chosen
 
 # %% ../../nbs/04_optimization/02_search_space.ipynb #fa6c8288
 @dataclass(frozen=True, eq=False, repr=False)
