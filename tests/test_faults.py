@@ -13,12 +13,23 @@ from typing import Any
 
 import pytest
 from openai_stub import OpenAIStub
-from small_world import Recorder, make_experiment, service, table_of
+from small_world import (
+    Recorder,
+    benchmark_records,
+    make_experiment,
+    paid,
+    service,
+    small_space,
+    table_of,
+    write_world,
+)
 
 from ai4rag_nb import open_run
 from ai4rag_nb.foundations.cache import Cache, count_entries
 from ai4rag_nb.foundations.errors import AI4RAGError, InputError, StorageError
 from ai4rag_nb.foundations.events import BaseEventHandler, PhaseStarted, TrialFinished
+from ai4rag_nb.foundations.paths import check_path
+from ai4rag_nb.foundations.settings import load_settings
 
 
 @pytest.fixture
@@ -260,3 +271,72 @@ def test_a_read_only_run_can_be_read(stub: OpenAIStub) -> None:
             os.seteuid(mine)
             for place in places:
                 place.chmod(0o755)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("known_observations", 5),
+        ("known_observations", [{"config": None, "score": 0.5}]),
+        ("known_observations", [{"config": {}, "score": "x"}]),
+        ("optimizer_settings", 5),
+        ("optimizer_settings", "x"),
+        ("optimizer", 5),
+        ("space", 5),
+        ("vector_store_config", 5),
+        ("event_handler", 5),
+        ("event_handler", [5]),
+        ("event_handler", "x"),
+        ("evaluators", 5),
+        ("evaluators", [5]),
+        ("n_mps_embedding_models", "x"),
+        ("n_mps_foundation_models", 0),
+        ("inference_max_threads", 10**6),
+        ("inference_max_threads", 0),
+        ("inference_max_threads", True),
+        ("inference_max_threads", "x"),
+        ("workspace", "a" * 300),
+        ("run", "a" * 300),
+        ("run", "a\0b"),
+        ("settings", 5),
+        ("strict", 5),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_anything_is_paid(
+    tmp_path: Path, stub: OpenAIStub, name: str, value: Any
+) -> None:
+    with pytest.raises(InputError):
+        make_experiment(tmp_path, **{name: value})
+    assert paid(stub) == 0
+
+
+@pytest.mark.parametrize("name", ["workspace", "output_path"])
+@pytest.mark.parametrize("value", [5, "", b"x", ["x"]])
+def test_places_of_another_type_are_refused(tmp_path: Path, stub: OpenAIStub, name: str, value: Any) -> None:
+    from ai4rag_nb import AI4RAGExperiment, BenchmarkData, load_documents
+
+    documents = load_documents(write_world(tmp_path) / "docs")
+    benchmark = BenchmarkData.from_records(benchmark_records())
+    with pytest.raises(InputError, match=name):
+        AI4RAGExperiment(documents, benchmark, small_space(), **{name: value})
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.ini").write_text("[ai4rag_nb]\ninference_max_threads = 1000000\n")
+    with pytest.raises(InputError, match="at most 1000"):
+        load_settings()
+    (tmp_path / "settings.ini").unlink()
+    (tmp_path / "settings.ini").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        load_settings()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(InputError, match="current folder is gone"):
+        check_path("work", "workspace")
+    monkeypatch.chdir(tmp_path)

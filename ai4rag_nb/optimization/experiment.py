@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['open_pipeline', 'make_pattern', 'refuse_preselection', 'ReadableExperiment', 'RunnableExperiment', 'Experiment']
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #858581ed
+# %% ../../nbs/04_optimization/21_experiment.ipynb #bdfdbca3
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..foundations.errors import InputError, NotAvailableError
 from ..foundations.events import BaseEventHandler, EventBus, StopFlag
 from ..foundations.settings import Settings, load_settings
 from ..indexing.vector_store import BaseVectorStoreConfig
+from .arguments import check_arguments
 from .execution import new_runner, run_prepared
 from .indexing_phase import open_index
 from .open_run import read_results
@@ -114,7 +115,7 @@ class RunnableExperiment(ReadableExperiment):
         best = best_result(self.results)
         return {**best.configuration, "score": best.score}
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #a53fed00
+# %% ../../nbs/04_optimization/21_experiment.ipynb #282c9341
 class Experiment(RunnableExperiment):
     """Find the best RAG configuration for documents and questions."""
 
@@ -140,14 +141,14 @@ class Experiment(RunnableExperiment):
         settings: Settings | None = None,  # the defaults; settings.ini of the current folder without it
         strict: bool = False,  # whether evidence that is not found ends it
     ) -> None:
+        lists = check_arguments({name: value for name, value in locals().items() if name != "self"})
         space = AI4RAGSearchSpace() if search_space is None else search_space
         limits = {"foundation_model": n_mps_foundation_models, "embedding_model": n_mps_embedding_models}
         refuse_preselection(space, limits)
-        handlers = [event_handler] if isinstance(event_handler, BaseEventHandler) else list(event_handler)
         options = ExperimentOptions(
-            *(optimizer_settings, optimizer, handlers, vector_store_config, optimization_metric, metrics),
-            *(list(evaluators or []), inference_max_threads, list(known_observations)),
-            *(output_path, workspace, strict),
+            *(optimizer_settings, optimizer, lists["event_handler"], vector_store_config),
+            *(optimization_metric, metrics, lists["evaluators"], inference_max_threads),
+            *(lists["known_observations"], output_path, workspace, strict),
         )
         defaults = load_settings() if settings is None else settings
         super().__init__(prepare_experiment(documents, benchmark_data, space, options, defaults))

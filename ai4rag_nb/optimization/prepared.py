@@ -6,7 +6,7 @@
 __all__ = ['ExperimentOptions', 'default_optimizer_settings', 'PreparedExperiment', 'experiment_fingerprint', 'checked_inputs',
            'put_together', 'prepare_experiment']
 
-# %% ../../nbs/04_optimization/19_prepared.ipynb #270f0e76
+# %% ../../nbs/04_optimization/19_prepared.ipynb #0330a740
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any
 from ..evaluation.benchmark import BenchmarkData
 from ..evaluation.metrics import BaseEvaluator, RAGMetric
 from ..evaluation.overall_score import default_evaluators
-from ..foundations.errors import InputError
 from ..foundations.events import BaseEventHandler
-from ..foundations.settings import Settings
+from ..foundations.settings import MOST_THREADS, Settings
 from ..foundations.texts import content_key
 from ..indexing.vector_store import BaseVectorStoreConfig
+from .arguments import check_number
 from .optimizer import BaseOptimizer, OptimizerSettings, get_optimizer
 from .preparation import ExperimentInputs, prepare_inputs
 from .rag_space import AI4RAGSearchSpace
@@ -108,7 +108,7 @@ def experiment_fingerprint(
         "vector store": content_key(config.provider, getattr(config, "distance_metric", "")),
     }
 
-# %% ../../nbs/04_optimization/19_prepared.ipynb #486560e3
+# %% ../../nbs/04_optimization/19_prepared.ipynb #7e726d4f
 def checked_inputs(
     documents: Sequence[Any],  # DoclingDocuments
     benchmark_data: BenchmarkData,  # questions and answers
@@ -121,9 +121,7 @@ def checked_inputs(
     objective = options.optimization_metric
     if objective is None:
         objective = settings.optimization_metric
-    threads = options.inference_max_threads
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise InputError(f"inference_max_threads is {threads!r}.", remedy="Give a whole number above 0.")
+    check_number("inference_max_threads", options.inference_max_threads, MOST_THREADS)
     inputs = prepare_inputs(
         *(documents, benchmark_data, options.metrics, objective, evaluators),
         *(settings.test_share, seed, options.strict),

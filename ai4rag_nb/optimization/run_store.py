@@ -7,7 +7,7 @@ __all__ = ['Candidate', 'EvaluationResult', 'stored_value', 'is_run_folder', 'ch
            'get_trials', 'compare_fingerprints', 'count_trials', 'check_owner', 'claim_run', 'only_run_in',
            'forget_failures']
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #27898ded
+# %% ../../nbs/04_optimization/07_run_store.ipynb #0dbabd5d
 import json
 import os
 import sqlite3
@@ -20,6 +20,7 @@ from typing import Any
 
 from ..foundations.cache import SQLiteFile, read_rows, storage_errors
 from ..foundations.errors import AI4RAGError, RunFolderError, StorageError
+from ..foundations.paths import check_path
 
 # %% ../../nbs/04_optimization/07_run_store.ipynb #717d94c6
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def stored_value(
         raise StorageError(f"'{file.path}' is damaged: {what} cannot be read.", remedy=file.damaged)
     return value
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #a759858e
+# %% ../../nbs/04_optimization/07_run_store.ipynb #4d089e54
 _RUN_FILE = "run.sqlite"  # the file in a run folder that makes it one
 
 
@@ -87,7 +88,7 @@ def check_run_folder(
     folder: str | Path,  # where the results should go
 ) -> Path:  # the same folder
     """Refuse a folder that holds something other than a run, before anything is done."""
-    path = Path(folder)
+    path = check_path(folder, "The folder for the results")
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
         raise RunFolderError(

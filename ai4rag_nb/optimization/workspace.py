@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['Workspace']
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #26f4c6ba
+# %% ../../nbs/04_optimization/11_workspace.ipynb #6e4c4e95
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..foundations.cache import Cache
 from ..foundations.errors import AI4RAGError, InputError, StorageError
+from ..foundations.paths import check_path
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #667fce56
+# %% ../../nbs/04_optimization/11_workspace.ipynb #a9b3af97
 _CACHE_FILE = "cache.sqlite"  # the file in a workspace that makes it one
 
 
@@ -21,6 +22,7 @@ def _open_cache(
     folder: Path,  # the workspace
 ) -> Cache:  # its cache, open
     """Open the cache of a workspace, or refuse a folder that cannot be one."""
+    check_path(folder, "The workspace")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"The workspace '{folder}' is a file.", remedy="Name a folder.")
     try:
