@@ -18,7 +18,7 @@ from ..evaluation.split import split_benchmark
 from ..foundations.errors import BenchmarkError, InputError
 from ..foundations.texts import content_key
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #833ed04a
+# %% ../../nbs/04_optimization/12_preparation.ipynb #f14406e2
 def choose_metrics(
     metrics: Sequence[RAGMetric | str] | None,  # what to measure; the default ones without it
     optimization_metric: RAGMetric | str | None,  # what to maximise; the overall score without it
@@ -27,11 +27,10 @@ def choose_metrics(
     """Find the metrics of a run and the one that it maximises."""
     wanted = Metrics.OVERALL_SCORE if optimization_metric is None else optimization_metric
     objective = check_metrics([wanted], evaluators)[0]
-    if isinstance(metrics, str | RAGMetric) or not isinstance(metrics, Iterable | None):
+    if isinstance(metrics, str | bytes) or not isinstance(metrics, Iterable | None):
         name = metrics.key if isinstance(metrics, RAGMetric) else metrics
-        raise InputError(
-            f"metrics is {name!r}, which is no list of metrics.", remedy=f"Write metrics=[{name!r}]."
-        )
+        example = [name] if isinstance(name, str) else ["faithfulness"]
+        raise InputError(f"metrics is {name!r}, which is no list of metrics.", remedy=f"Write {example}.")
     selected = check_metrics([*(DEFAULT_METRICS if metrics is None else metrics), objective], evaluators)
     if objective.is_outcome or not objective.higher_is_better:
         raise InputError(
