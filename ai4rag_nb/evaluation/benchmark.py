@@ -176,8 +176,8 @@ def _fill(
     for name, value in values.items():
         object.__setattr__(benchmark, name, value)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #fec15b2a
-@dataclass(frozen=True, init=False)
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #bde32cfe
+@dataclass(frozen=True, init=False, repr=False)
 class _BenchmarkLists:
     """Hold the parallel lists of a benchmark."""
 
@@ -209,7 +209,13 @@ class _BenchmarkLists:
         """Count the questions."""
         return len(self.questions)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #fc7a1f7d
+    def __repr__(self) -> str:
+        """Say how many questions there are, and about how many documents."""
+        documents = len({key for keys in self.document_keys for key in keys})
+        answerable = self.answerable.count(True)
+        return f"{len(self)} questions ({answerable} answerable) about {documents} documents"
+
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #23c603be
 def _columns(
     records: Sequence[BenchmarkRecord],  # checked records
 ) -> dict[str, Any]:  # the arguments that make a benchmark of them
@@ -224,7 +230,7 @@ def _columns(
     }
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class _ReadableBenchmark(_BenchmarkLists):
     """Add the ways in which a benchmark is read."""
 
@@ -249,8 +255,8 @@ class _ReadableBenchmark(_BenchmarkLists):
         """Make a benchmark from a list of records."""
         return cls(**_columns(parse_records(records)))
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #a93b196c
-@dataclass(frozen=True, init=False)
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #6e4378a1
+@dataclass(frozen=True, init=False, repr=False)
 class BenchmarkData(_ReadableBenchmark):
     """Hold questions with their answers, documents and evidence."""
 
