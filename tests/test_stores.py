@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from ai4rag_nb.foundations.cache import Cache
 from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import (
+    AI4RAGError,
     IndexingError,
     InputError,
     NotAvailableError,
@@ -677,6 +678,49 @@ class TestMilvusLite:
             VectorStoreInitializationError, match="it is a file, and Milvus Lite 3 keeps a folder"
         ):
             get_vector_store(HashModel(), MilvusLiteConfig(tmp_path / "old.db"))
+
+    def test_a_file_in_the_place_of_the_store_is_to_be_moved(self, tmp_path: Path) -> None:
+        (tmp_path / "vectors.db").write_text("no folder")
+        with pytest.raises(VectorStoreInitializationError, match="Move it away and run the search again"):
+            get_vector_store(HashModel(), MilvusLiteConfig(tmp_path / "vectors.db"))
+
+    @pytest.mark.parametrize("kind", ["*.parquet", "*.idx", "schema.json", "manifest.json*"])
+    @pytest.mark.parametrize("content", [b"", b"{junk", b"\xff" * 1000])
+    def test_a_damaged_collection_says_how_it_is_mended(
+        self, tmp_path: Path, kind: str, content: bytes
+    ) -> None:
+        config = MilvusLiteConfig(tmp_path / "vectors.db")
+        chunks = [
+            AI4RAGChunk(word, {"document_id": "a", "sequence_number": n}) for n, word in enumerate(WORDS, 1)
+        ]
+        with get_vector_store(HashModel(), config, "ai4rag_damaged") as store:
+            store.add_documents(chunks)
+        damaged = list((tmp_path / "vectors.db").rglob(kind))
+        assert damaged
+        for file in damaged:
+            file.write_bytes(content)
+        with pytest.raises(AI4RAGError) as caught:
+            with get_vector_store(HashModel(), config, "ai4rag_damaged") as store:
+                store.search("word1")
+        assert "Run the search again" in str(caught.value) or "Load it with add_documents" in str(
+            caught.value
+        )
+        assert str(tmp_path / "vectors.db") in str(caught.value) and "MilvusException" not in str(
+            caught.value
+        )
+
+    def test_too_long_a_question_is_not_a_chunk(self, tmp_path: Path) -> None:
+        with get_vector_store(HashModel(), MilvusLiteConfig(tmp_path / "vectors.db")) as store:
+            store.add_documents([AI4RAGChunk("word", {"document_id": "a", "sequence_number": 1})])
+            with pytest.raises(InputError, match=r"Question 1 has 65,536 bytes.*Ask a shorter question"):
+                store.search("x" * 65_536)
+            for text, place, remedy in (
+                ("x" * 65_536, {"document_id": "a"}, "Use smaller chunks"),
+                ("x", {"document_id": "a" * 65_536}, "shorter name"),
+                ("x", {"document_id": "a", "headings": "x" * 65_536}, "Keep less in the metadata"),
+            ):
+                with pytest.raises(InputError, match=remedy):
+                    store.add_documents([AI4RAGChunk(text, {**place, "sequence_number": 1})])
 
     def test_a_second_process_is_told_what_to_do(self, tmp_path: Path) -> None:
         path = str(tmp_path / "store.db")

@@ -206,7 +206,7 @@ class MilvusLiteStore(MilvusLiteWriter):
                 rows |= {hit["id"]: _row(hit["id"], hit) for hit in found}
         return rows
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #acbc0720
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #9b90b8e3
 def _adopt(
     store: MilvusLiteWriter,  # a store that has just been opened
 ) -> None:
@@ -227,10 +227,10 @@ def _require_collection(
     if not store._found and not store._exists():
         raise IndexingError(
             f"The collection '{store.collection_name}' does not exist in '{store._file.path}'.",
-            remedy="Load it with add_documents, or check its name.",
+            remedy="Load it with add_documents, or run the search again, which loads it anew.",
         )
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #22b02f2b
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #7e3e6819
 def _search(
     store: MilvusLiteWriter,  # an open store
     data: list[Any],  # vectors or texts, one for each question

@@ -22,8 +22,8 @@ from ai4rag_nb.foundations.errors import (
 from .milvus_lite_probe import Calibration, probe_scores
 
 # %% auto #0
-__all__ = ['explain_failure', 'milvus_errors', 'opening_errors', 'unload_collection', 'merge_segments', 'MilvusLiteFile',
-           'enter_collection', 'leave_collection', 'calibrate']
+__all__ = ['damage_remedy', 'explain_failure', 'milvus_errors', 'opening_errors', 'unload_collection', 'merge_segments',
+           'MilvusLiteFile', 'enter_collection', 'leave_collection', 'calibrate']
 
 # %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #ac4f42df
 def _lock_holder(
@@ -58,18 +58,36 @@ def _is_locked(
         os.close(descriptor)
     return False
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #9625401d
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #5d4b631a
+def damage_remedy(
+    path: Path,  # the Milvus Lite file
+) -> str:  # what to do
+    """Say how a store is mended."""
+    return (
+        f"Run the search again: it loads a damaged collection anew. If that fails too, move '{path}' away "
+        "first; what was paid is kept in the workspace's cache."
+    )
+
+
+def _reason(
+    error: BaseException,  # what the client raised
+) -> str:  # its first line, without the name of the client's class
+    """Take the reason out of an error of the client."""
+    said = str(getattr(error, "message", "") or error) or type(error).__name__
+    return said.strip().splitlines()[0].rstrip(".") if said.strip() else type(error).__name__
+
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #50f21614
 def explain_failure(
     path: Path,  # the Milvus Lite file
     error: BaseException | None = None,  # what the client reported
 ) -> VectorStoreInitializationError:  # the cause and the way out
     """Say why a Milvus Lite file cannot be opened."""
     message, remedy = f"Cannot open the vector store '{path}'", "Check the path and its permissions."
+    if path.is_dir() and os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        remedy = damage_remedy(path)
     if path.is_file():
         message += ": it is a file, and Milvus Lite 3 keeps a folder."
-        remedy = (
-            "Milvus Lite 2 made such files, which cannot be read now. Move it away or choose another path."
-        )
+        remedy = "Move it away and run the search again, which makes the folder anew; or choose another path."
     elif _is_locked(path / "LOCK"):
         message += (
             f": another process{_lock_holder(path / 'LOCK')} has it open, and Milvus Lite serves one process."
@@ -79,10 +97,10 @@ def explain_failure(
             "or give this one a workspace or db_path of its own."
         )
     else:
-        message += f": {str(error).splitlines()[0]}." if error and str(error) else "."
+        message += f": {_reason(error)}." if error and str(error) else "."
     return VectorStoreInitializationError(message, remedy=remedy)
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #57958a68
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #0e645906
 @contextmanager
 def milvus_errors(
     action: str,  # what is done: "search 'ai4rag_x'"
@@ -96,13 +114,14 @@ def milvus_errors(
     except (
         Exception
     ) as error:  # the boundary to pymilvus, gRPC and the engine, whose errors have no common base
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         if "No space left" in str(error) or "Errno 28" in str(error):
             raise StorageError(
                 f"Cannot {action}: the disk of '{path}' is full.",
                 remedy="Free some space and run the same again: everything finished is kept.",
             ) from error
-        raise IndexingError(f"Cannot {action} in '{path}': {reason}", remedy="Run the same again.") from error
+        raise IndexingError(
+            f"Cannot {action} in '{path}': {_reason(error)}.", remedy=damage_remedy(path)
+        ) from error
 
 # %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #36bcacff
 @contextmanager

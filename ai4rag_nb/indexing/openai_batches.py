@@ -56,7 +56,7 @@ def split_into_batches(
         size += len(text)
     return batches
 
-# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #412625f6
+# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #408337c1
 def vectors_in_order(
     answer: Mapping[str, Any],  # the service's answer
     number: int,  # texts that were sent
@@ -74,10 +74,24 @@ def vectors_in_order(
             "The service numbered its vectors wrongly, so they cannot be matched to the texts."
         )
     by_place = dict(zip(places, rows, strict=True))
+    return _table([by_place[place].get("embedding") for place in range(number)])
+
+
+def _table(
+    vectors: list[Any],  # what stands in the answer
+) -> np.ndarray:  # float32, shape (texts, dimension)
+    """Turn vectors into numbers; those beyond the range of float32 become infinite and are refused later."""
+    if not all(isinstance(vector, list) and vector for vector in vectors):
+        raise IndexingError("The service's answer cannot be read: not every text has a list of numbers.")
+    lengths = sorted({len(vector) for vector in vectors})
+    if len(lengths) > 1:
+        listed = ", ".join(map(str, lengths[:5]))
+        raise IndexingError(f"The service's vectors cannot be compared: they differ in length ({listed}).")
     try:
-        return np.array([by_place[place]["embedding"] for place in range(number)], dtype=np.float32)
-    except (KeyError, TypeError, ValueError) as error:
-        raise IndexingError(f"The service's vectors cannot be read: {error}.") from error
+        with np.errstate(over="ignore"):
+            return np.array(vectors, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise IndexingError("The service's vectors cannot be read: they hold more than numbers.") from error
 
 # %% ../../nbs/01_indexing/09c_openai_batches.ipynb #39b9f974
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def service_message(
         return "a web page"
     return normalise(text)[:_LONGEST_MESSAGE]
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #bb30d1db
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #1b775477
 def failure_kind(
     status: int,  # the HTTP status
     message: str,  # the service's sentence
@@ -113,7 +113,7 @@ def failure_kind(
         return "quota"
     if status in (408, 409, 425, 429) or status >= 500:
         return "busy"
-    if message == "a web page":
+    if message == "a web page" or 300 <= status < 400:
         return "web_page"
     if status in (404, 405) or _NO_MODEL.search(f"{code} {message}"):
         return "model"
@@ -227,7 +227,7 @@ def answer_body(
         raise refusal(service, 200, answer)
     return answer
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #ddb16ff7
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #5280b095
 def refusal(
     service: ServiceClient,  # who refused
     status: int,  # the HTTP status
@@ -247,7 +247,7 @@ def refusal(
         kind, f"{text}: {said}" if said else f"{text}.", status=status, retry_after=retry_after
     )
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #dc6f4a2f
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #e55b12ea
 def explained(
     service: ServiceClient,  # who was asked
     error: Exception,  # what the client raised
