@@ -30,6 +30,7 @@ from ai4rag_nb.foundations.errors import AI4RAGError, InputError, StorageError
 from ai4rag_nb.foundations.events import BaseEventHandler, PhaseStarted, TrialFinished
 from ai4rag_nb.foundations.paths import check_path
 from ai4rag_nb.foundations.settings import load_settings
+from ai4rag_nb.optimization.workspace import Workspace
 
 
 @pytest.fixture
@@ -340,3 +341,13 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InputError, match="current folder is gone"):
         check_path("work", "workspace")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["a" * 300, "a\0b"])
+def test_places_that_cannot_be_are_refused_when_a_run_is_opened(place: str) -> None:
+    with pytest.raises(InputError):
+        open_run(place)
+    with pytest.raises(InputError):
+        Workspace.existing(place)
+    with pytest.raises(InputError):
+        Workspace.open(place)

@@ -123,7 +123,14 @@ def read_rows(
     with file._lock, storage_errors(file.path, file.damaged):
         return file._connection.execute(statement, values).fetchall()
 
-# %% ../../nbs/00_foundations/05_cache.ipynb #4b694794
+# %% ../../nbs/00_foundations/05_cache.ipynb #7e11009c
+def _look_up(file: SQLiteFile, kind: str, keys: list[str]) -> dict[str, bytes]:
+    """Look up as many values as SQLite takes at once; what is no bytes was not written here."""
+    statement = f"SELECT key, value FROM entries WHERE kind = ? AND key IN ({','.join('?' * len(keys))})"
+    rows = read_rows(file, statement, [kind, *keys])
+    return {key: value for key, value in rows if isinstance(value, bytes)}
+
+# %% ../../nbs/00_foundations/05_cache.ipynb #b9e92139
 class Cache(SQLiteFile):
     """Keep values under a kind and a key, durably."""
 
@@ -149,11 +156,8 @@ class Cache(SQLiteFile):
         """Look up many values at once."""
         found: dict[str, bytes] = {}
         for start in range(0, len(keys), _LOOKUP_BATCH):
-            batch = list(keys[start : start + _LOOKUP_BATCH])
-            marks = ",".join("?" * len(batch))
-            statement = f"SELECT key, value FROM entries WHERE kind = ? AND key IN ({marks})"
-            found.update(read_rows(self, statement, [kind, *batch]))
-        return {key: value for key, value in found.items() if isinstance(value, bytes)}
+            found.update(_look_up(self, kind, list(keys[start : start + _LOOKUP_BATCH])))
+        return found
 
     def put_many(
         self,

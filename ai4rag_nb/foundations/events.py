@@ -158,14 +158,14 @@ class BaseEventHandler:
     ) -> None:
         """Receive every event."""
 
-# %% ../../nbs/00_foundations/04_events.ipynb #bd600259
+# %% ../../nbs/00_foundations/04_events.ipynb #0f041e0b
 def own_copy(
     event: Event,  # what happened
 ) -> Event:  # the same, sharing nothing that can be changed
     """Copy an event for one handler, so that what a handler changes stays with it."""
     return deepcopy(event) if isinstance(event, (TrialStarted, TrialFinished, TrialFailed)) else event
 
-
+# %% ../../nbs/00_foundations/04_events.ipynb #714d81b8
 class EventBus:
     """Deliver events to handlers; no handler can stop a run."""
 

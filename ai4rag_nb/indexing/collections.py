@@ -73,7 +73,7 @@ class CollectionRecord:
     chunks: int = 0  # how many it holds when complete
     created_at: str = ""  # UTC, ISO 8601
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #0def0b61
+# %% ../../nbs/01_indexing/17_collections.ipynb #b6c56ee8
 def read_record(
     kept: Any,  # what was found in a cache
 ) -> CollectionRecord | None:  # the record; None when there is none that can be read
@@ -86,7 +86,7 @@ def read_record(
     readable = all(isinstance(text, str) for text in texts) and isinstance(record.store_binding, dict)
     return record if readable and isinstance(record.chunks, int) else None
 
-
+# %% ../../nbs/01_indexing/17_collections.ipynb #2792779a
 @dataclass(frozen=True)
 class CollectionRecords:
     """Keep records of collections."""

@@ -266,7 +266,7 @@ class CachedEmbeddingModel(WrappedEmbeddingModel):
         if self.counts.texts_saved - before == len(texts):
             self.counts.add(calls_saved=1)
 
-# %% ../../nbs/01_indexing/09_embedding.ipynb #f3c415e6
+# %% ../../nbs/01_indexing/09_embedding.ipynb #46183660
 def known_dimension(
     wrapped: WrappedEmbeddingModel,  # who is asked
 ) -> int | None:  # the length of its vectors, if it was asked before
@@ -274,7 +274,7 @@ def known_dimension(
     known = get_json(wrapped.cache, _FACTS, content_key(wrapped.fingerprint(), "dimension"))
     return known[0] if isinstance(known, list) and known and isinstance(known[0], int) else None
 
-
+# %% ../../nbs/01_indexing/09_embedding.ipynb #98fb7ea0
 def kept_vectors(
     cached: CachedEmbeddingModel,  # whose cache is read
     wanted: dict[str, int],  # positions by key; what is found is taken out

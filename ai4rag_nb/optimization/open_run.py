@@ -6,7 +6,7 @@
 __all__ = ['reading_notes', 'require_run', 'run_notes', 'read_results', 'stored_config', 'measured_choices', 'stored_models',
            'open_stored_pipeline', 'open_run', 'find_pattern']
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #81ad4f14
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #c95002c4
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -17,6 +17,7 @@ from ..evaluation.overall_score import constant_metrics
 from ..evaluation.split import few_questions_note
 from ..foundations.cache import Cache
 from ..foundations.errors import InputError, RunFolderError, suggestion
+from ..foundations.paths import check_path
 from ..foundations.settings import load_settings
 from ..indexing.collections import CollectionRegistry
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig, get_vector_store
@@ -29,7 +30,7 @@ from .trial import make_pipeline
 from .workspace import Workspace
 from ..querying.models import DEFAULT_GENERATION
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #8ad390f2
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #883a3a9b
 def reading_notes(
     evaluations: list[EvaluationResult],  # every configuration
     notes: list[str],  # what was noted in the run
@@ -60,7 +61,7 @@ def require_run(
     folder: str | Path,  # where a run should be
 ) -> Path:  # the same folder
     """Refuse a folder in which there is no run."""
-    if not is_run_folder(folder):
+    if not is_run_folder(check_path(folder, "The run folder")):
         what = "holds no run" if Path(folder).is_dir() else "does not exist"
         raise RunFolderError(f"The run folder '{folder}' {what}.", remedy="Name the folder given to --out.")
     return Path(folder)

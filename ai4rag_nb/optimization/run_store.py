@@ -147,7 +147,7 @@ class RunStore(SQLiteFile):
         with self.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #ab82b23c
+# %% ../../nbs/04_optimization/07_run_store.ipynb #787adb4d
 def put_trial(
     store: RunStore,  # the store of the run folder
     trial: EvaluationResult,  # what to keep
@@ -172,7 +172,7 @@ def get_trials(
     rows = read_rows(store, f"SELECT {columns} FROM trials ORDER BY iteration")
     return [_stored_trial(store, row) for row in rows]
 
-
+# %% ../../nbs/04_optimization/07_run_store.ipynb #de8fcff7
 def _stored_trial(store: RunStore, row: tuple[Any, ...]) -> EvaluationResult:
     """Make a trial of its row."""
     iteration, key, configuration, state, score, payload, results, reason, seconds = row

@@ -35,7 +35,23 @@ def _open_cache(
             ) from error
         raise
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #75938e33
+# %% ../../nbs/04_optimization/11_workspace.ipynb #4d87decc
+def _existing_cache(
+    folder: Path,  # where a workspace should be
+) -> Cache:  # its cache, open; only for reading where nothing can be written
+    """Open the cache of a workspace that is there."""
+    if not (check_path(folder, "The workspace") / _CACHE_FILE).is_file():
+        raise InputError(
+            f"There is no workspace in '{folder}'.", remedy="Name the folder given to --workspace."
+        )
+    try:
+        return _open_cache(folder)
+    except AI4RAGError as error:
+        if "readonly" not in str(error) and "unable to open" not in str(error):
+            raise
+    return Cache.open(folder / _CACHE_FILE, read_only=True)
+
+# %% ../../nbs/04_optimization/11_workspace.ipynb #24bb63c0
 @dataclass(frozen=True)
 class Workspace:
     """Hold what experiments share."""
@@ -57,16 +73,7 @@ class Workspace:
         folder: str | Path,  # where a workspace should be
     ) -> "Workspace":  # the opened workspace
         """Open a workspace that is there, and make nothing; one without the right to write is only read."""
-        if not (Path(folder) / _CACHE_FILE).is_file():
-            raise InputError(
-                f"There is no workspace in '{folder}'.", remedy="Name the folder given to --workspace."
-            )
-        try:
-            return cls.open(folder)
-        except AI4RAGError as error:
-            if "readonly" not in str(error) and "unable to open" not in str(error):
-                raise
-        return cls(Path(folder), Cache.open(Path(folder) / _CACHE_FILE, read_only=True))
+        return cls(Path(folder), _existing_cache(Path(folder)))
 
     @property
     def models(self) -> Path:
