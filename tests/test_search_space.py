@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ai4rag_nb.foundations.errors import SearchSpaceError
+from ai4rag_nb.evaluation.overall_score import default_evaluators
+from ai4rag_nb.foundations.errors import InputError, SearchSpaceError
 from ai4rag_nb.indexing import chunking
 from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer, GAMOptSettings, neighbours
 from ai4rag_nb.optimization.numbering import number_of, positions_at, positions_of, shuffled
+from ai4rag_nb.optimization import rag_settings
 from ai4rag_nb.optimization.parameters import Parameter, Rule
+from ai4rag_nb.optimization.preparation import choose_metrics
 from ai4rag_nb.optimization.rag_space import AI4RAGSearchSpace
 from ai4rag_nb.optimization.search_space import SearchSpace
 
@@ -546,3 +549,22 @@ def test_a_proposal_in_a_space_of_a_million_is_quick(rule: Any) -> None:
         took.append(time.process_time() - started)
         optimizer.tell(configuration, place / 10)
     assert max(took[5:]) < 1, took
+
+
+def test_limits_are_those_of_chunkers_retrievers_and_the_packaged_model() -> None:
+    from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel
+    from ai4rag_nb.querying.retriever import MAXIMUM_WINDOW
+
+    model = LocalEmbeddingModel.load("all-MiniLM-L6-v2")
+    assert rag_settings.LARGEST_WINDOW == MAXIMUM_WINDOW
+    assert model.token_counter.special_tokens == rag_settings.KNOWN_SPECIAL_TOKENS[LOCAL]
+    smallest = model.token_counter.special_tokens + rag_settings.SMALLEST_CHUNK
+    assert chunking.get_chunker("recursive", smallest, 0, model.token_counter).chunk_size == smallest
+    with pytest.raises(InputError, match="is too small"):
+        chunking.get_chunker("recursive", smallest - 1, 0, model.token_counter)
+
+
+@pytest.mark.parametrize("metrics", ["faithfulness", b"x", 5])
+def test_one_text_is_no_list_of_metrics(metrics: Any) -> None:
+    with pytest.raises(InputError, match="which is no list of metrics"):
+        choose_metrics(metrics, None, default_evaluators())
