@@ -206,7 +206,7 @@ class MilvusLiteStore(MilvusLiteWriter):
                 rows |= {hit["id"]: _row(hit["id"], hit) for hit in found}
         return rows
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #9b90b8e3
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #a0d14dbe
 def _adopt(
     store: MilvusLiteWriter,  # a store that has just been opened
 ) -> None:
@@ -227,7 +227,7 @@ def _require_collection(
     if not store._found and not store._exists():
         raise IndexingError(
             f"The collection '{store.collection_name}' does not exist in '{store._file.path}'.",
-            remedy="Load it with add_documents, or run the search again, which loads it anew.",
+            remedy="Load it with add_documents, or run the search again.",
         )
 
 # %% ../../nbs/01_indexing/16_milvus_lite.ipynb #7e3e6819

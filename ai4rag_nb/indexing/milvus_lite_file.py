@@ -58,14 +58,14 @@ def _is_locked(
         os.close(descriptor)
     return False
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #5d4b631a
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #ba2ac7eb
 def damage_remedy(
     path: Path,  # the Milvus Lite file
 ) -> str:  # what to do
     """Say how a store is mended."""
     return (
-        f"Run the search again: it loads a damaged collection anew. If that fails too, move '{path}' away "
-        "first; what was paid is kept in the workspace's cache."
+        f"If it is damaged, move '{path}' away and run the search again, with another folder for its results: "
+        "it is loaded anew from what is kept."
     )
 
 
@@ -76,7 +76,7 @@ def _reason(
     said = str(getattr(error, "message", "") or error) or type(error).__name__
     return said.strip().splitlines()[0].rstrip(".") if said.strip() else type(error).__name__
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #50f21614
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #8dd5eab9
 def explain_failure(
     path: Path,  # the Milvus Lite file
     error: BaseException | None = None,  # what the client reported
@@ -87,7 +87,7 @@ def explain_failure(
         remedy = damage_remedy(path)
     if path.is_file():
         message += ": it is a file, and Milvus Lite 3 keeps a folder."
-        remedy = "Move it away and run the search again, which makes the folder anew; or choose another path."
+        remedy = "Move it away and run the search again, with another folder for its results."
     elif _is_locked(path / "LOCK"):
         message += (
             f": another process{_lock_holder(path / 'LOCK')} has it open, and Milvus Lite serves one process."
