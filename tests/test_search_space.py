@@ -548,7 +548,7 @@ def test_a_proposal_in_a_space_of_a_million_is_quick(rule: Any) -> None:
         (configuration,) = optimizer.ask()
         took.append(time.process_time() - started)
         optimizer.tell(configuration, place / 10)
-    assert max(took[5:]) < 1, took
+    assert max(took[5:]) < 4, took  # 5 to 6 when every point is read one by one
 
 
 def test_limits_are_those_of_chunkers_retrievers_and_the_packaged_model() -> None:
