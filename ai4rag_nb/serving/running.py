@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['say', 'space_from', 'settings_from', 'refuse_later_names', 'refuse_places_among_documents', 'read_documents',
-           'print_results', 'search', 'run_command', 'demo_experiment', 'demo_command']
+           'print_results', 'search', 'run_command', 'own_name', 'demo_experiment', 'demo_command']
 
 # %% ../../nbs/07_serving/05_running.ipynb #6bb3c081
 import argparse
@@ -175,7 +175,13 @@ def run_command(
         experiment.close()
     return 0
 
-# %% ../../nbs/07_serving/05_running.ipynb #bca78b24
+# %% ../../nbs/07_serving/05_running.ipynb #3ed0715c
+def own_name() -> str:  # as somebody can type it
+    """Name this program as it was called, which may be in a folder that is not searched."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "ai4rag-nb" else "ai4rag-nb"
+
+
 _DEMO_FOLDER = "python_reference_demo"  # in the folder of runs
 _DEMO_QUESTION = "What happens to a name that is assigned inside a function without any declaration?"
 
@@ -188,6 +194,9 @@ def demo_experiment(
     documents = python_reference_documents()
     benchmark, report = python_reference_benchmark(documents)
     say(f"{len(documents)} topics of the Python language reference.\n{report}")
+    say(
+        "This takes some minutes on two cores, mostly for embedding. Ctrl-C stops it; the same command goes on."
+    )
     return Experiment(
         documents,
         benchmark,
@@ -209,7 +218,7 @@ def demo_command(
             with results.best_pattern() as pattern:
                 record = answer_record(pattern.name, pattern.generate(_DEMO_QUESTION))
             print(f"\nOne question to the best pipeline: {_DEMO_QUESTION}\n{answer_text(record)}")
-            print(f'\nAsk your own: ai4rag-nb ask {experiment.output_path} "..."')
+            print(f'\nAsk your own: {own_name()} ask {experiment.output_path} "..."')
     finally:
         experiment.close()
     return 0
