@@ -390,7 +390,7 @@ def test_known_observations(tmp_path: Path, stub: OpenAIStub) -> None:
     assert len(second.results.evaluations) == 5
     assert not keys & {result.key for result in second.results.evaluations}
     second.close()
-    with pytest.raises(InputError, match="known observation"):
+    with pytest.raises(InputError, match="known_observations"):
         make_experiment(tmp_path, run="third", known_observations=[{"score": 1.0}])
     assert not (tmp_path / "third").exists()
 

@@ -105,14 +105,11 @@ def check_run_folder(
         )
     return path
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #e91bf82a
-_NEW_FOLDER = "Name a new folder for the results; what was paid for is kept in the workspace."
-
-
+# %% ../../nbs/04_optimization/07_run_store.ipynb #d643d7f6
 class RunStore(SQLiteFile):
     """Keep the trials and the facts of one run in its folder."""
 
-    damaged = _NEW_FOLDER
+    damaged = "Name a new folder for the results; what was paid for is kept in the workspace."
 
     schema = (
         "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
