@@ -58,14 +58,14 @@ def _is_locked(
         os.close(descriptor)
     return False
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #ba2ac7eb
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #a0e5a68a
 def damage_remedy(
     path: Path,  # the Milvus Lite file
 ) -> str:  # what to do
     """Say how a store is mended."""
     return (
-        f"If it is damaged, move '{path}' away and run the search again, with another folder for its results: "
-        "it is loaded anew from what is kept."
+        f"If it is damaged, move '{path}' away and run the search again, with another folder for its "
+        "results: it is loaded anew from what is kept."
     )
 
 
