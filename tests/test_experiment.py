@@ -546,9 +546,7 @@ def test_too_many_answers_failing_leaves_no_winner_and_is_asked_again(
     experiment.close()
 
 
-def test_empty_answers_everywhere_end_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_answers_everywhere_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with service(monkeypatch) as stub:
         experiment = make_experiment(tmp_path, max_evals=2)
         done = threading.Event()

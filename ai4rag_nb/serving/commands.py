@@ -20,7 +20,7 @@ from typing import Any
 from ..foundations.errors import AI4RAGError, InputError, StorageError, StoppedError
 from .arguments import parse_arguments
 
-# %% ../../nbs/07_serving/07_commands.ipynb #a7877c0c
+# %% ../../nbs/07_serving/07_commands.ipynb #889d688c
 def in_words(
     error: BaseException,  # what ended a command
 ) -> BaseException:  # the same, or what the system's complaint means
@@ -38,7 +38,7 @@ def in_words(
         return StorageError(f"The output{place} could not be written: {reason}.", remedy=remedy)
     return error
 
-
+# %% ../../nbs/07_serving/07_commands.ipynb #8ca31219
 _INTERRUPTED = "Interrupted. Everything finished is kept; the same command goes on from here."
 
 

@@ -175,7 +175,7 @@ def run_command(
         experiment.close()
     return 0
 
-# %% ../../nbs/07_serving/05_running.ipynb #3ed0715c
+# %% ../../nbs/07_serving/05_running.ipynb #6d0821a1
 def own_name() -> str:  # as somebody can type it
     """Name this program as it was called, which may be in a folder that is not searched."""
     called = Path(sys.argv[0])
@@ -194,9 +194,7 @@ def demo_experiment(
     documents = python_reference_documents()
     benchmark, report = python_reference_benchmark(documents)
     say(f"{len(documents)} topics of the Python language reference.\n{report}")
-    say(
-        "This takes some minutes on two cores, mostly for embedding. Ctrl-C stops it; the same command goes on."
-    )
+    say("Some minutes on two cores, mostly for embedding. Ctrl-C stops it; the same command goes on.")
     return Experiment(
         documents,
         benchmark,
@@ -205,7 +203,7 @@ def demo_experiment(
         settings=settings,
     )
 
-
+# %% ../../nbs/07_serving/05_running.ipynb #ad353fa2
 def demo_command(
     arguments: argparse.Namespace,  # the options of `demo`
 ) -> int:  # the exit status
