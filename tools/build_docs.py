@@ -99,10 +99,14 @@ def finish_cell(cell: dict[str, Any]) -> None:
 def process_notebook(source: Path, page: Path) -> None:
     """Let nbdev process one notebook into a page."""
     import fastcore.docments
+    from nbdev.doclinks import NbdevLookup
     from nbdev.processors import FilterDefaults
     from nbdev.serve_drv import exec_nb
 
     fastcore.docments.signature = lenient_signature
+    NbdevLookup.code = lambda self, symbol: (
+        None
+    )  # the source is on the page; there is no other place to link to
     os.environ["IN_TEST"] = "1"
     main = sys.modules["__main__"]
     exec_nb(source, page, FilterDefaults)  # runs the cells that import, in a `__main__` of its own

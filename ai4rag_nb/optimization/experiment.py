@@ -64,7 +64,7 @@ def refuse_preselection(
                 remedy="Leave the argument out, or name fewer models in the space.",
             )
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #e1adfa49
+# %% ../../nbs/04_optimization/21_experiment.ipynb #858a7b24
 class ReadableExperiment:
     """Hold a prepared experiment and read its results."""
 
@@ -75,6 +75,13 @@ class ReadableExperiment:
         self.prepared = prepared
         self.handlers: list[BaseEventHandler] = list(prepared.options.event_handlers)
         self.run: RunHandle | None = None
+
+    def __repr__(self) -> str:
+        prepared = self.prepared
+        return (
+            f"{type(self).__name__}: {prepared.models.space.combinations} pipelines, "
+            f"{len(prepared.inputs.tuning)} questions to choose by, results in {prepared.folder}"
+        )
 
     @property
     def output_path(self) -> Path:

@@ -120,7 +120,7 @@ def leaderboard_records(
         )
     return {"metric": key, "patterns": patterns}
 
-# %% ../../nbs/04_optimization/09_results.ipynb #d8ed3086
+# %% ../../nbs/04_optimization/09_results.ipynb #fd4b5a0e
 def leaderboard_frame(
     results: RankedEvaluations,  # what an experiment found out
     metric: str | None = None,  # what to rank by; the optimization metric without it
@@ -141,9 +141,9 @@ def leaderboard_frame(
         }
         row |= {name: own.get(name) for name in ("ci_low", "ci_high", "n")} | means | entry["settings"]
         rows.append(row | {"duration_seconds": entry["duration_seconds"]})
-    frame = pandas.DataFrame(rows)
-    if "rank" in frame:
-        frame["rank"] = frame["rank"].astype("Int64")
+    usual = ["rank", "pattern", "state", "score", "ci_low", "ci_high", "n", "duration_seconds"]
+    frame = pandas.DataFrame(rows, columns=None if rows else usual)
+    frame["rank"] = frame["rank"].astype("Int64")
     return frame
 
 # %% ../../nbs/04_optimization/09_results.ipynb #4584d998
@@ -263,9 +263,14 @@ class ExploredResults(RankedEvaluations):
         ]
         return list(dict.fromkeys(binding["collection_name"] for binding in bindings if binding))
 
-# %% ../../nbs/04_optimization/09_results.ipynb #f207caa8
+# %% ../../nbs/04_optimization/09_results.ipynb #ad8aee1c
 class ExperimentResults(ExploredResults):
     """Hold what an experiment found out, and answer questions about it."""
+
+    def __repr__(self) -> str:
+        best = next(iter(self.get_best_evaluations()), None)
+        leader = f", best {best.name} with {best.score:.3f}" if best and best.score is not None else ""
+        return f"{len(self.evaluations)} configurations by {self.optimization_metric}{leader}"
 
     def leaderboard(
         self,
@@ -287,6 +292,6 @@ class ExperimentResults(ExploredResults):
         if self.pattern_builder is None:
             raise InputError(
                 f"{result.name} was read without its models.",
-                remedy="Open the run with `open_pattern` to ask it.",
+                remedy="Open the run with `open_run` to ask it.",
             )
         return self.pattern_builder(result)

@@ -94,7 +94,7 @@ def ask_command(
     print(as_json(record) if arguments.json else answer_text(record))
     return 0
 
-# %% ../../nbs/07_serving/06_reading.ipynb #c0d4e6b2
+# %% ../../nbs/07_serving/06_reading.ipynb #61e39734
 def clean_command(
     arguments: argparse.Namespace,  # the options of `clean`
 ) -> int:  # the exit status
@@ -104,7 +104,7 @@ def clean_command(
         raise InputError(
             f"There is no workspace in '{folder}'.", remedy="Name the folder given to --workspace."
         )
-    workspace = Workspace.open(folder)
+    workspace = Workspace.existing(folder) if arguments.dry_run else Workspace.open(folder)
     registry, config = CollectionRegistry(workspace.cache), workspace.vector_store_config()
     try:
         known = {record.collection_name: record.chunks for record in registry.records()}
@@ -120,6 +120,6 @@ def clean_command(
     else:
         print(
             f"{len(found)} collections with {sum(found.values())} chunks {verb}; "
-            f"{len(orphans)} belonged to no index."
+            f"{len(orphans)} were left over from interrupted loads. A search builds again what it needs."
         )
     return 0
