@@ -986,6 +986,23 @@ def test_cleaned_collections_are_rebuilt_without_paying(tmp_path: Path, stub: Op
         assert "Winter Banana" in pattern.generate("Which apple ripens last?")["answer"]
 
 
+def test_vectors_that_vanished_are_rebuilt_without_paying(tmp_path: Path, stub: OpenAIStub) -> None:
+    from ai4rag_nb import open_run
+
+    experiment = make_experiment(tmp_path, max_evals=2)
+    experiment.search()
+    table = table_of(experiment.results)
+    experiment.close()
+    shutil.rmtree(tmp_path / "workspace" / "vectors.db")
+    before = paid(stub)
+    again = make_experiment(tmp_path, max_evals=2)
+    again.search()
+    assert table_of(again.results) == table and paid(stub) == before
+    again.close()
+    with open_run(tmp_path / "run").best_pattern() as pattern:
+        assert "Winter Banana" in pattern.generate("Which apple ripens last?")["answer"]
+
+
 def test_missing_files_of_patterns_are_written_again(tmp_path: Path, stub: OpenAIStub) -> None:
     experiment = make_experiment(tmp_path, max_evals=2)
     experiment.search()

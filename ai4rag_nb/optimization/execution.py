@@ -6,7 +6,7 @@
 __all__ = ['start_events', 'new_runner', 'get_ready', 'attempt', 'restore_collection', 'execute', 'write_missing_files',
            'placed_binding', 'remember_setup', 'run_prepared']
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #826521ba
+# %% ../../nbs/04_optimization/20_execution.ipynb #f15e90fd
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +23,6 @@ from ai4rag_nb.foundations.events import (
     RunStarted,
     StopFlag,
 )
-from ..indexing.collections import CollectionRegistry
 from ..indexing.vector_store import get_vector_store
 from .held_out import try_held_out
 from .indexing_phase import IndexingPhase
@@ -98,16 +97,14 @@ def attempt(
         check_services(prepared.models)
     return result
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #7214b16e
+# %% ../../nbs/04_optimization/20_execution.ipynb #8b5ea98f
 def restore_collection(
     prepared: PreparedExperiment,  # everything a search needs
     runner: TrialRunner,  # evaluates configurations
     winner: EvaluationResult,  # the leader of the search
 ) -> None:
     """Build the winner's collection again when it is gone."""
-    name = winner.payload["settings"]["store_binding"]["collection_name"]
-    if CollectionRegistry(prepared.workspace.cache).successor(name, prepared.config) is None:
-        collection_in_use(runner, prepared.models.space.canonical(winner.configuration))
+    collection_in_use(runner, prepared.models.space.canonical(winner.configuration))
 
 # %% ../../nbs/04_optimization/20_execution.ipynb #1a5df438
 def execute(
