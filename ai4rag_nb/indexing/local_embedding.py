@@ -48,7 +48,7 @@ def quiet_loading() -> Iterator[None]:
         if bars:
             messages.enable_progress_bar()
 
-# %% ../../nbs/01_indexing/11_local_embedding.ipynb #5cf88c24
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #9ea35bab
 class Encoder:
     """Hold the weights of a model, read when they are first needed."""
 
@@ -68,16 +68,37 @@ class Encoder:
     ) -> np.ndarray:  # float32, shape (texts, dimension)
         """Embed one batch."""
         with self.lock:
-            if self.model is None:
-                self.model = read_encoder(self.folder)
-                self.model.max_seq_length = self.window
-            return self.model.encode(
+            return self._loaded().encode(
                 texts,
                 batch_size=len(texts),
                 prompt=prompt or None,
                 show_progress_bar=False,
                 convert_to_numpy=True,
             )
+
+    def encode_tokens(
+        self,
+        texts: list[str],  # one batch
+        prompt: str,  # put before each text
+    ) -> list[np.ndarray]:  # for each text its unit vectors, float32, shape (tokens, dimension)
+        """Give the vectors of all tokens of a batch, before they are averaged."""
+        with self.lock:
+            found = self._loaded().encode(
+                texts,
+                batch_size=len(texts),
+                prompt=prompt or None,
+                show_progress_bar=False,
+                output_value="token_embeddings",
+            )
+        rows = [np.asarray(vectors.cpu(), dtype=np.float32) for vectors in found]
+        return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in rows]
+
+    def _loaded(self) -> Any:
+        """Read the weights when they are first needed."""
+        if self.model is None:
+            self.model = read_encoder(self.folder)
+            self.model.max_seq_length = self.window
+        return self.model
 
 # %% ../../nbs/01_indexing/11_local_embedding.ipynb #e44175b3
 def read_encoder(
@@ -148,7 +169,7 @@ class LocalModelFacts(BaseEmbeddingModel):
         """Give the text that makes this model again."""
         return f"local:{self.model_id}"
 
-# %% ../../nbs/01_indexing/11_local_embedding.ipynb #41ebd867
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #8dc89277
 @dataclass(frozen=True)
 class LocalEmbeddingModel(LocalModelFacts):
     """Embed texts on this machine with a sentence-transformers model."""
@@ -174,6 +195,17 @@ class LocalEmbeddingModel(LocalModelFacts):
         for batch in batches_by_length(texts):
             self.counts.add(requests=1, texts=len(batch))
             yield batch, self.encoder.encode([texts[place] for place in batch], prompt)
+
+    def token_batches(
+        self,
+        texts: list[str],  # distinct texts
+        role: str,  # "document" or "query"; matters for models with prompts
+    ) -> Iterator[tuple[list[int], list[np.ndarray]]]:  # positions and their token vectors, batch by batch
+        """Embed every token of texts, for late interaction; each text is a matrix of unit vectors."""
+        prompt = dict(self.facts.prompts).get(role, "")
+        for batch in batches_by_length(texts):
+            self.counts.add(requests=1, texts=len(batch))
+            yield batch, self.encoder.encode_tokens([texts[place] for place in batch], prompt)
 
     @classmethod
     def load(
@@ -203,7 +235,7 @@ def load_local_model(
     window = chosen_window(str(name), params, folder_facts(folder))
     return LocalEmbeddingModel(str(name), folder, checksum, window, refuse_overlong)
 
-# %% ../../nbs/01_indexing/11_local_embedding.ipynb #e4583c16
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #b478b33d
 def chosen_window(
     name: str,  # the model, for the message
     params: Mapping[str, Any] | None,  # what the user gave
