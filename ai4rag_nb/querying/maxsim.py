@@ -107,7 +107,7 @@ class TokenVectors:
         for key in list(self.kept)[: max(0, len(self.kept) - _KEPT)]:
             del self.kept[key]
 
-# %% ../../nbs/02_querying/10_maxsim.ipynb #429c370b
+# %% ../../nbs/02_querying/10_maxsim.ipynb #0db53b6e
 @register_stage("reranker", "maxsim")
 @dataclass(frozen=True)
 class MaxSimReranker(BaseHitStage):
@@ -115,13 +115,12 @@ class MaxSimReranker(BaseHitStage):
 
     embedding_model: Any  # a local embedding model, cached or not
     rerank_depth: int = 20  # hits that are looked at
+    vectors: TokenVectors = field(init=False, repr=False, compare=False)  # gives the token vectors
 
     def __post_init__(self) -> None:
         check_count(self.rerank_depth, MAXIMUM_HITS, "rerank_depth")
         model = token_model(self.embedding_model)
-        object.__setattr__(
-            self, "_vectors", TokenVectors(model, getattr(self.embedding_model, "cache", None))
-        )
+        object.__setattr__(self, "vectors", TokenVectors(model, getattr(self.embedding_model, "cache", None)))
 
     @classmethod
     def from_models(
@@ -145,13 +144,12 @@ class MaxSimReranker(BaseHitStage):
         setting: StageSetting,  # what to work with
     ) -> list[Outcome]:  # for each question its hits, best first
         """Rank the hits of many questions again."""
-        vectors: TokenVectors = self._vectors  # type: ignore[attr-defined]
         texts = list(dict.fromkeys(hit.text for found in hits for hit in found[: self.rerank_depth]))
         for wanted, role in ((list(dict.fromkeys(questions)), "query"), (texts, "document")):
-            for done, total in vectors.make(wanted, role):
+            for done, total in self.vectors.make(wanted, role):
                 setting.advance("Token vectors", done, total)
         pairs = zip(questions, hits, strict=True)
-        return [_reranked(vectors, question, found, self.rerank_depth) for question, found in pairs]
+        return [_reranked(self.vectors, question, found, self.rerank_depth) for question, found in pairs]
 
 # %% ../../nbs/02_querying/10_maxsim.ipynb #d18b1fb5
 def _reranked(
