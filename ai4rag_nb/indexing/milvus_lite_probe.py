@@ -12,30 +12,39 @@ from ..foundations.errors import VectorStoreInitializationError
 from .store_checks import new_collection_name
 
 # %% auto #0
-__all__ = ['create_collection', 'create_index', 'Calibration', 'probe_scores']
+__all__ = ['SPARSE_METRICS', 'create_collection', 'create_index', 'notes_collection', 'create_notes', 'Calibration',
+           'probe_scores']
 
-# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #48a797e5
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #b30f21db
 def create_collection(
     client: Any,  # a pymilvus client
     name: str,  # the collection
     dimension: int,  # numbers in a vector
     metric: str,  # "cosine", "l2" or "ip"
+    keyword: str = "native",  # "native", "bm25" or "none"
 ) -> None:
-    """Make a collection for chunks, with an exact dense index and a BM25 index."""
+    """Make a collection for chunks, with an exact dense index and an index of words."""
     from pymilvus import DataType, Function, FunctionType
 
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=64)
-    schema.add_field("document_text", DataType.VARCHAR, max_length=65_535, enable_analyzer=True)
+    schema.add_field("document_key", DataType.VARCHAR, max_length=32)
+    analyzed = {"enable_analyzer": True} if keyword == "native" else {}
+    schema.add_field("document_text", DataType.VARCHAR, max_length=65_535, **analyzed)
     schema.add_field("metadata", DataType.VARCHAR, max_length=65_535)
     schema.add_field("dense", DataType.FLOAT_VECTOR, dim=dimension)
-    schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
-    bm25 = Function("bm25", FunctionType.BM25, ["document_text"], ["sparse"])
-    schema.add_function(bm25)
+    if keyword != "none":
+        schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
+    if keyword == "native":
+        schema.add_function(Function("bm25", FunctionType.BM25, ["document_text"], ["sparse"]))
     client.create_collection(name, schema=schema)
     create_index(client, name, "dense", "FLAT", metric.upper())
-    create_index(client, name, "sparse", "SPARSE_INVERTED_INDEX", "BM25")
+    if keyword != "none":
+        create_index(client, name, "sparse", "SPARSE_INVERTED_INDEX", SPARSE_METRICS[keyword])
     client.load_collection(name)
+
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #e1767644
+SPARSE_METRICS = {"native": "BM25", "bm25": "IP"}  # keyword mode -> metric of the sparse index
 
 
 def create_index(
@@ -51,7 +60,30 @@ def create_index(
     parameters.add_index(field, index_type=index_type, metric_type=metric, params=settings)
     client.create_index(name, parameters, sync=False)
 
-# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #613633e8
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #62094e3a
+def notes_collection(
+    collection_name: str,  # a collection of chunks
+) -> str:  # the collection of its notes
+    """Name the collection that keeps the notes of another."""
+    return f"notes_of_{collection_name}"
+
+
+def create_notes(
+    client: Any,  # a pymilvus client
+    name: str,  # the collection
+) -> None:
+    """Make a collection for notes."""
+    from pymilvus import DataType
+
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=64)
+    schema.add_field("note", DataType.VARCHAR, max_length=65_535)
+    schema.add_field("nothing", DataType.FLOAT_VECTOR, dim=2)
+    client.create_collection(name, schema=schema)
+    create_index(client, name, "nothing", "FLAT", "L2")
+    client.load_collection(name)
+
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #34ad45b9
 @dataclass(frozen=True)
 class Calibration:
     """Say how a store's raw scores become "higher is better"."""
@@ -60,23 +92,31 @@ class Calibration:
     keyword_sign: float | None  # the factor of BM25 scores; None when BM25 does not work
 
 
+_PROBES: tuple[dict[str, Any], ...] = (
+    {"document_text": "alpha", "dense": [1.0, 0.0], "sparse": {1: 2.0}},
+    {"document_text": "beta", "dense": [0.0, 1.0], "sparse": {2: 1.0}},
+)
+
+
 def probe_scores(
     client: Any,  # a pymilvus client
     metric: str,  # "cosine", "l2" or "ip"
+    keyword: str = "native",  # "native", "bm25" or "none"
 ) -> Calibration:  # how to read this store's scores
     """Find out with two rows what a store's scores mean."""
     name = new_collection_name()
     rows = [
-        {"id": "0", "document_text": "alpha", "metadata": "{}", "dense": [1.0, 0.0]},
-        {"id": "1", "document_text": "beta", "metadata": "{}", "dense": [0.0, 1.0]},
+        {"id": str(place), "document_key": "0", "metadata": "{}", **probe}
+        for place, probe in enumerate(_PROBES)
     ]
-    create_collection(client, name, 2, metric)
+    if keyword != "bm25":
+        rows = [{key: value for key, value in row.items() if key != "sparse"} for row in rows]
+    create_collection(client, name, 2, metric, keyword)
     try:
         client.upsert(name, rows)
-        hits = client.search(name, data=[[1.0, 0.0]], anns_field="dense", limit=2, output_fields=["id"])[0]
-        dense = [(hit["id"], round(float(hit["distance"]), 4)) for hit in hits]
-        words = client.search(name, data=["alpha"], anns_field="sparse", limit=2, output_fields=["id"])[0]
-        keyword = [(hit["id"], float(hit["distance"])) for hit in words]
+        dense = _found(client, name, "dense", [1.0, 0.0])
+        asked: Any = "alpha" if keyword == "native" else {1: 3.0}
+        words = _found(client, name, "sparse", asked) if keyword != "none" else []
     finally:
         client.drop_collection(name)
     if dense != [("0", 0.0), ("1", 2.0)] if metric == "l2" else dense != [("0", 1.0), ("1", 0.0)]:
@@ -84,6 +124,34 @@ def probe_scores(
             f"This vector store scores {metric} in a way that is not known: {dense}.",
             remedy="Install the tested versions: pymilvus==3.0.2 and milvus-lite==3.2.2.",
         )
-    works = len(keyword) == 1 and keyword[0][0] == "0" and keyword[0][1] != 0.0
-    sign = (1.0 if keyword[0][1] > 0 else -1.0) if works else None
-    return Calibration(-1.0 if metric == "l2" else 1.0, sign)
+    return Calibration(-1.0 if metric == "l2" else 1.0, _keyword_sign(words, keyword))
+
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #9c55da2a
+def _found(
+    client: Any,  # a pymilvus client
+    name: str,  # the collection
+    field: str,  # "dense" or "sparse"
+    asked: Any,  # a vector or a text
+) -> list[tuple[str, float]]:  # keys and scores
+    """Search a probe."""
+    hits = client.search(
+        name,
+        data=[asked],
+        anns_field=field,
+        limit=2,
+        output_fields=["id"],
+        consistency_level="Strong",
+    )[0]
+    return [(hit["id"], round(float(hit["distance"]), 4)) for hit in hits]
+
+
+def _keyword_sign(
+    words: list[tuple[str, float]],  # what the word of the first probe found
+    keyword: str,  # "native", "bm25" or "none"
+) -> float | None:  # the factor of keyword scores; None when they cannot be used
+    """Tell from one match how keyword scores are to be read."""
+    matches = [(key, score) for key, score in words if score != 0.0]
+    works = len(matches) == 1 and matches[0][0] == "0"
+    if not works or (keyword == "bm25" and abs(matches[0][1]) != 6.0):
+        return None
+    return 1.0 if matches[0][1] > 0 else -1.0
