@@ -118,7 +118,7 @@ class BaseHitStage(BaseStage, ABC):
     ) -> list[Outcome]:  # for each question its hits, best first
         """Work on the hits of many questions."""
 
-# %% ../../nbs/02_querying/06c_stages.ipynb #4bd9ade0
+# %% ../../nbs/02_querying/06c_stages.ipynb #d8b92bb7
 @dataclass(frozen=True)
 class StageModels:
     """Hold the models that a configuration offers to its stages."""
@@ -132,6 +132,11 @@ class StageModels:
 
 STAGE_KINDS = ("query", "reranker", "filter", "expansion", "compression", "context", "verification")
 _BUILT_IN: dict[tuple[str, str], str] = {
+    ("query", "multi_query"): "ai4rag_nb.querying.query_expansion",
+    ("query", "hyde"): "ai4rag_nb.querying.query_expansion",
+    ("query", "cot"): "ai4rag_nb.querying.query_expansion",
+    ("context", "order"): "ai4rag_nb.querying.context_order",
+    ("context", "headers"): "ai4rag_nb.querying.context_order",
     ("reranker", "maxsim"): "ai4rag_nb.querying.maxsim",
     ("reranker", "cross_encoder"): "ai4rag_nb.querying.cross_encoder",
     ("reranker", "mmr"): "ai4rag_nb.querying.diversity",
