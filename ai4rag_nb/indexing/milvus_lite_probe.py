@@ -12,18 +12,19 @@ from ..foundations.errors import VectorStoreInitializationError
 from .store_checks import new_collection_name
 
 # %% auto #0
-__all__ = ['SPARSE_METRICS', 'create_collection', 'create_index', 'notes_collection', 'create_notes', 'Calibration',
-           'probe_scores']
+__all__ = ['SPARSE_METRICS', 'create_collection', 'create_index', 'create_dense_index', 'notes_collection', 'create_notes',
+           'Calibration', 'probe_scores']
 
-# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #b30f21db
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #789b4956
 def create_collection(
     client: Any,  # a pymilvus client
     name: str,  # the collection
     dimension: int,  # numbers in a vector
     metric: str,  # "cosine", "l2" or "ip"
     keyword: str = "native",  # "native", "bm25" or "none"
+    exact: bool = True,  # whether the dense search is to be exact
 ) -> None:
-    """Make a collection for chunks, with an exact dense index and an index of words."""
+    """Make a collection for chunks, with a dense index and an index of words."""
     from pymilvus import DataType, Function, FunctionType
 
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -38,13 +39,14 @@ def create_collection(
     if keyword == "native":
         schema.add_function(Function("bm25", FunctionType.BM25, ["document_text"], ["sparse"]))
     client.create_collection(name, schema=schema)
-    create_index(client, name, "dense", "FLAT", metric.upper())
+    create_dense_index(client, name, metric, exact)
     if keyword != "none":
         create_index(client, name, "sparse", "SPARSE_INVERTED_INDEX", SPARSE_METRICS[keyword])
     client.load_collection(name)
 
-# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #e1767644
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #502f3362
 SPARSE_METRICS = {"native": "BM25", "bm25": "IP"}  # keyword mode -> metric of the sparse index
+_HNSW = {"M": 16, "efConstruction": 200}
 
 
 def create_index(
@@ -59,6 +61,17 @@ def create_index(
     parameters = client.prepare_index_params()
     parameters.add_index(field, index_type=index_type, metric_type=metric, params=settings)
     client.create_index(name, parameters, sync=False)
+
+
+def create_dense_index(
+    client: Any,  # a pymilvus client
+    name: str,  # the collection
+    metric: str,  # "cosine", "l2" or "ip"
+    exact: bool,  # whether the search is to be exact
+) -> None:
+    """Ask for the dense index without waiting for it."""
+    settings = {} if exact else _HNSW
+    create_index(client, name, "dense", "FLAT" if exact else "HNSW", metric.upper(), **settings)
 
 # %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #62094e3a
 def notes_collection(

@@ -118,7 +118,7 @@ def _check_words(
         if not check_text(getattr(config, name), f"{name} of the vector store").strip():
             raise InputError(f"The vector store has no {name}.", remedy=f"Give {name}.")
 
-# %% ../../nbs/01_indexing/12a_store_config.ipynb #279ed1fc
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #a58daeb3
 @dataclass(frozen=True)
 class MilvusConfig(BaseVectorStoreConfig):
     """Keep vectors on a Milvus server."""
@@ -132,18 +132,24 @@ class MilvusConfig(BaseVectorStoreConfig):
     exact_rows: int = 0  # rows up to which the search is exact; above them an HNSW index is built
     keyword: str = "native"  # "native" (the server's BM25) or "bm25" (ours)
     timeout_seconds: float = 30  # of every call
+    settle_seconds: float = 600  # of calls that take long on the server: flush, index, load
 
     def __post_init__(self) -> None:
         _check_searches(self)
         _check_words(self, ("uri", "database"))
+        if self.token is not None:
+            check_text(self.token, "The token of the Milvus server", "Give user:password or an API key.")
         address = urlsplit(self.uri)
         if address.scheme not in ("http", "https") or not address.hostname:
             shown = self.uri.rsplit("@", 1)[-1]
             raise InputError(f"'{shown}' is no address of a Milvus server.", remedy="Give http://host:19530.")
         if address.username or address.password:
             raise InputError("The address of the Milvus server holds a password.", remedy="Give it as token.")
-        if not 0 < self.timeout_seconds < 86_400:
-            raise InputError(f"timeout_seconds is {self.timeout_seconds!r}.", remedy="Give seconds above 0.")
+        for name in ("timeout_seconds", "settle_seconds"):
+            if not 0 < getattr(self, name) < 86_400:
+                raise InputError(f"{name} is {getattr(self, name)!r}.", remedy="Give seconds above 0.")
+        if self.ca_cert and address.scheme != "https":
+            raise InputError("ca_cert is of no use over http://.", remedy="Begin the address with https://.")
         _check_certificate(self.ca_cert)
 
     @classmethod
