@@ -16,7 +16,7 @@ from .fusion import fuse_legs, rank_hits
 from .store_checks import SearchSettings
 
 # %% auto #0
-__all__ = ['hit_name', 'HitList', 'HitLists', 'leg_hits', 'ranked_hits']
+__all__ = ['hit_name', 'HitList', 'HitLists', 'claim_scope', 'leg_hits', 'ranked_hits']
 
 # %% ../../nbs/01_indexing/13a_hit_lists.ipynb #2f54c517
 def hit_name(
@@ -25,7 +25,7 @@ def hit_name(
     """Name a hit for fusion and for ties."""
     return f"{chunk.document_id}\x1f{chunk.sequence_number:010d}"
 
-# %% ../../nbs/01_indexing/13a_hit_lists.ipynb #cfcf6d14
+# %% ../../nbs/01_indexing/13a_hit_lists.ipynb #733612ed
 class HitList(NamedTuple):
     """Hold one leg's answer to one question."""
 
@@ -41,18 +41,6 @@ class HitLists:
     chunks: dict[str, AI4RAGChunk] = field(default_factory=dict)  # name -> chunk
     lists: dict[tuple[str, str], HitList] = field(default_factory=dict)  # (leg, question) -> list
     scope: tuple[str, ...] | None = None  # digests of the documents that were searched; all when None
-
-    def claim(
-        self,
-        scope: tuple[str, ...] | None,  # digests of the documents that are to be searched
-    ) -> None:
-        """Refuse to mix hits of one choice of documents with those of another."""
-        if self.lists and self.scope != scope:
-            raise InputError(
-                "These hit lists were filled for other documents.",
-                remedy="Keep lists of their own for each choice of documents.",
-            )
-        self.scope = scope
 
     def keep(
         self,
@@ -76,6 +64,19 @@ class HitLists:
         kept = [self.lists.get((leg, question)) for question in questions]
         rows = zip(questions, kept, strict=True)
         return list(dict.fromkeys(text for text, found in rows if found is None or found.depth < depth))
+
+# %% ../../nbs/01_indexing/13a_hit_lists.ipynb #0e45b84b
+def claim_scope(
+    lists: HitLists,  # what is known already
+    scope: tuple[str, ...] | None,  # digests of the documents that are going to be searched
+) -> None:
+    """Refuse to mix hits of one choice of documents with those of another."""
+    if lists.lists and lists.scope != scope:
+        raise InputError(
+            "These hit lists were filled for other documents.",
+            remedy="Keep lists of their own for each choice of documents.",
+        )
+    lists.scope = scope
 
 # %% ../../nbs/01_indexing/13a_hit_lists.ipynb #ff88706c
 def leg_hits(

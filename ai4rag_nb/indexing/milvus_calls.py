@@ -107,7 +107,7 @@ def prepare_index(
         create_dense_index(client, name, metric, exact)
     client.load_collection(name)
 
-# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #3798d27f
+# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #8af7a9cb
 class MilvusClientStore(BaseVectorStore):
     """Reach a collection by a pymilvus client."""
 
@@ -146,30 +146,29 @@ class MilvusClientStore(BaseVectorStore):
 
     def capabilities(self) -> frozenset[str]:
         """Name what the store was probed to do: "vector", "keyword", "hybrid"."""
-        keyword = ("keyword", "hybrid") if self._calibration.keyword_sign else ()
-        return frozenset({"vector", *keyword})
+        return frozenset(["vector", *(["keyword", "hybrid"] if self._calibration.keyword_sign else [])])
 
-# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #3b0a5e71
+# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #fb85cff6
 class MilvusWriting(MilvusClientStore):
     """Write, count and drop."""
 
     def _create(self, dimension: int) -> None:
-        create_collection(self._client, self.collection_name, dimension, self.distance_metric, self._keyword)
+        name, metric = self.collection_name, self.distance_metric
+        create_collection(self._client, name, dimension, metric, self._keyword)
 
     def _write(
         self, rows: Sequence[StoredRow], vectors: np.ndarray, sparse: Sequence[SparseVector] | None
     ) -> None:
-        weights = sparse if sparse is not None else [None] * len(rows)
-        data = [row_fields(*parts) for parts in zip(rows, vectors, weights, strict=True)]
+        parts = zip(rows, vectors, sparse if sparse is not None else [None] * len(rows), strict=True)
+        data = [row_fields(*part) for part in parts]
         with self._calls("write"):
             if not self._exists():
                 self._create(vectors.shape[1])
             self._client.upsert(self.collection_name, data)
 
     def _delete(self, keys: Sequence[str]) -> None:
-        with self._calls("delete from"):
-            self._require()
-            for block in _blocks(keys):
+        for block in _blocks(keys):
+            with self._calls("delete from"):
                 self._client.delete(self.collection_name, ids=block)
 
     def _reweigh(self, weights: Mapping[str, SparseVector]) -> None:
@@ -178,9 +177,9 @@ class MilvusWriting(MilvusClientStore):
             with self._calls("weigh the words of"):
                 self._require()
                 found = self._client.get(self.collection_name, ids=block, output_fields=fields)
-                rows = [(read_row(hit["id"], hit), hit["dense"], weights[hit["id"]]) for hit in found]
-                if rows:
-                    self._client.upsert(self.collection_name, [row_fields(*parts) for parts in rows])
+                parts = [(read_row(hit["id"], hit), hit["dense"], weights[hit["id"]]) for hit in found]
+                if parts:
+                    self._client.upsert(self.collection_name, [row_fields(*part) for part in parts])
 
     def count(self) -> int:
         """Count the chunks of the collection; 0 when it does not exist."""

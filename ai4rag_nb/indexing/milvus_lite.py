@@ -36,10 +36,31 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
 
 # %% auto #0
-__all__ = ['MilvusLiteConnection', 'MilvusLiteStore', 'list_collections', 'drop_collections']
+__all__ = ['MilvusLitePlace', 'MilvusLiteConnection', 'MilvusLiteStore', 'list_collections', 'drop_collections']
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #7ae347d5
-class MilvusLiteConnection(MilvusCalls):
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #0f03fdac
+class MilvusLitePlace(MilvusCalls):
+    """Know the collections of a file."""
+
+    @classmethod
+    def list_collections(
+        cls,
+        config: MilvusLiteConfig,  # the file
+    ) -> dict[str, int]:  # name -> number of chunks, of the toolkit's collections
+        """List the toolkit's collections in a Milvus Lite file."""
+        return list_collections(config)
+
+    @classmethod
+    def drop_collections(
+        cls,
+        config: MilvusLiteConfig,  # the file
+        names: Sequence[str],  # the collections
+    ) -> list[str]:  # those that were dropped
+        """Drop collections that no store of this process uses."""
+        return drop_collections(config, names)
+
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #3863aed1
+class MilvusLiteConnection(MilvusLitePlace):
     """Open and close a collection of Milvus Lite."""
 
     def __init__(
@@ -76,7 +97,7 @@ class MilvusLiteConnection(MilvusCalls):
         if not already:
             leave_collection(self._file, self.collection_name)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #db15d6ca
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #233f061b
 @register_store("milvus_lite")
 class MilvusLiteStore(MilvusLiteConnection):
     """Keep the chunks of one collection in a local Milvus Lite file."""
@@ -109,23 +130,6 @@ class MilvusLiteStore(MilvusLiteConnection):
                 self._client.release_collection(self.collection_name)
             exact = self.count() <= self.exact_rows
             prepare_index(self._client, self.collection_name, self.distance_metric, self._keyword, exact)
-
-    @classmethod
-    def list_collections(
-        cls,
-        config: MilvusLiteConfig,  # the file
-    ) -> dict[str, int]:  # name -> number of chunks, of the toolkit's collections
-        """List the toolkit's collections in a Milvus Lite file."""
-        return list_collections(config)
-
-    @classmethod
-    def drop_collections(
-        cls,
-        config: MilvusLiteConfig,  # the file
-        names: Sequence[str],  # the collections
-    ) -> list[str]:  # those that were dropped
-        """Drop collections that no store of this process uses."""
-        return drop_collections(config, names)
 
 # %% ../../nbs/01_indexing/16_milvus_lite.ipynb #ff3415fd
 def _adopt(

@@ -96,7 +96,7 @@ def create_notes(
     create_index(client, name, "nothing", "FLAT", "L2")
     client.load_collection(name)
 
-# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #34ad45b9
+# %% ../../nbs/01_indexing/14a_milvus_lite_probe.ipynb #f5d1af93
 @dataclass(frozen=True)
 class Calibration:
     """Say how a store's raw scores become "higher is better"."""
@@ -105,10 +105,7 @@ class Calibration:
     keyword_sign: float | None  # the factor of BM25 scores; None when BM25 does not work
 
 
-_PROBES: tuple[dict[str, Any], ...] = (
-    {"document_text": "alpha", "dense": [1.0, 0.0], "sparse": {1: 2.0}},
-    {"document_text": "beta", "dense": [0.0, 1.0], "sparse": {2: 1.0}},
-)
+_PROBES = (("alpha", [1.0, 0.0], {1: 2.0}), ("beta", [0.0, 1.0], {2: 1.0}))  # text, dense, sparse
 
 
 def probe_scores(
@@ -118,12 +115,11 @@ def probe_scores(
 ) -> Calibration:  # how to read this store's scores
     """Find out with two rows what a store's scores mean."""
     name = new_collection_name()
-    rows = [
-        {"id": str(place), "document_key": "0", "metadata": "{}", **probe}
-        for place, probe in enumerate(_PROBES)
-    ]
-    if keyword != "bm25":
-        rows = [{key: value for key, value in row.items() if key != "sparse"} for row in rows]
+    rows: list[dict[str, Any]] = []
+    for place, (text, vector, sparse) in enumerate(_PROBES):
+        row: dict[str, Any] = {"id": str(place), "document_key": "0", "document_text": text, "metadata": "{}"}
+        row["dense"] = vector
+        rows.append({**row, "sparse": sparse} if keyword == "bm25" else row)
     create_collection(client, name, 2, metric, keyword)
     try:
         client.upsert(name, rows)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
 
 # %% auto #0
-__all__ = ['SparseVector', 'FoundRows', 'StoreProperties', 'LoadReport', 'StoreFacts', 'StoreBackend', 'SearchBackend',
-           'register_store', 'store_class']
+__all__ = ['SparseVector', 'FoundRows', 'StoreProperties', 'LoadReport', 'StoreFacts', 'StorePlace', 'StoreBackend',
+           'ReadBackend', 'SearchBackend', 'register_store', 'store_class']
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #81e1c8a0
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #85d8aed8
 SparseVector = Mapping[int, float]  # number of a word, from 0 up -> its weight
 
 
@@ -48,7 +48,7 @@ class StoreProperties:
     index: str  # what answers above them: "HNSW"
     largest_dimension: int  # numbers in a vector at most
 
-
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #ad5c0f8f
 @dataclass(frozen=True)
 class LoadReport:
     """Hold what a collection was found to hold beside what it should."""
@@ -73,7 +73,7 @@ class LoadReport:
         said = "; ".join(f"{len(places)} {name}: {', '.join(places[:3])}" for name, places in wrong.items())
         return f"{self.found} of {self.expected} chunks" + (f" ({said})" if said else "")
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #663f54e3
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #bb900920
 class StoreFacts(ABC):
     """Say what a store is and holds."""
 
@@ -103,6 +103,10 @@ class StoreFacts(ABC):
     def close(self) -> None:
         """Give back what the store holds; the collection stays."""
 
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #295e3a87
+class StorePlace(StoreFacts):
+    """Know the collections of a place."""
+
     @classmethod
     @abstractmethod
     def list_collections(
@@ -120,9 +124,9 @@ class StoreFacts(ABC):
     ) -> list[str]:  # those that were dropped; one that this process uses is left
         """Drop collections by name, whatever their state, with their notes."""
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #2bd912c2
-class StoreBackend(StoreFacts):
-    """Do what differs from product to product."""
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #34be0c61
+class StoreBackend(StorePlace):
+    """Write and read rows the way of a product."""
 
     @abstractmethod
     def _write(
@@ -148,22 +152,22 @@ class StoreBackend(StoreFacts):
         weights: Mapping[str, SparseVector],  # key of a row that is there -> its new keyword weights
     ) -> None: ...
 
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #ef1a56f8
+class ReadBackend(StoreBackend):
+    """Look up, list and search rows the way of a product."""
+
     @abstractmethod
     def _inventory(
         self,
         document_keys: Sequence[str] | None = None,  # digests of documents; all when None
     ) -> Iterator[tuple[str, str, str]]:
-        """List (key, document_id, SHA-256 of the text) of rows, digests taken of the texts as they are now."""
+        """List (key, document_id, SHA-256 of the text as it is now) of rows."""
 
     @abstractmethod
     def _fetch(
         self,
         keys: Sequence[str],  # distinct, of any number
     ) -> dict[str, StoredRow]: ...
-
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #772432e1
-class SearchBackend(StoreBackend):
-    """Find what differs from product to product, and keep notes beside the collection."""
 
     @abstractmethod
     def _dense_hits(
@@ -189,6 +193,10 @@ class SearchBackend(StoreBackend):
         document_keys: Sequence[str] | None = None,  # digests of documents; all when None
     ) -> FoundRows: ...
 
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #265a1923
+class SearchBackend(ReadBackend):
+    """Keep notes beside a collection the way of a product."""
+
     @abstractmethod
     def _read_notes(
         self,
@@ -201,7 +209,7 @@ class SearchBackend(StoreBackend):
         notes: Mapping[str, str],  # name -> text; replaces the notes of these names and leaves the others
     ) -> None: ...
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #7b9a0794
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #34bcf3c5
 _CLASSES: dict[str, type[Any]] = {}  # provider -> class, filled by register_store
 _MODULES: dict[str, tuple[str, str, tuple[str, ...]]] = {  # provider -> module, extra, packages of the extra
     "milvus_lite": ("ai4rag_nb.indexing.milvus_lite", "", ("pymilvus", "milvus_lite")),
@@ -222,7 +230,7 @@ def register_store(
 
     return register
 
-
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #11991c60
 def _import_store(
     provider: str,  # a provider that has a module
 ) -> None:

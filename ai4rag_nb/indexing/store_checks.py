@@ -111,7 +111,7 @@ def check_vectors(
         )
     return array
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #49c4a30d
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #938bea34
 @dataclass(frozen=True)
 class StoredRow:
     """Hold a chunk in the form in which stores keep it."""
@@ -129,6 +129,11 @@ class StoredRow:
     def text_sha256(self) -> str:
         """Give the digest of the text, which tells whether it was changed."""
         return text_digest(self.text)
+
+    @property
+    def place(self) -> str:
+        """Name the row in a message."""
+        return f"chunk {int(self.key[33:])} of '{json.loads(self.metadata).get('document_id', '?')}'"
 
     def chunk(self) -> AI4RAGChunk:  # the chunk that the row was made from
         """Give the chunk back."""

@@ -118,7 +118,7 @@ def _check_words(
         if not check_text(getattr(config, name), f"{name} of the vector store").strip():
             raise InputError(f"The vector store has no {name}.", remedy=f"Give {name}.")
 
-# %% ../../nbs/01_indexing/12a_store_config.ipynb #a58daeb3
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #7ba4d9cc
 @dataclass(frozen=True)
 class MilvusConfig(BaseVectorStoreConfig):
     """Keep vectors on a Milvus server."""
@@ -136,21 +136,7 @@ class MilvusConfig(BaseVectorStoreConfig):
 
     def __post_init__(self) -> None:
         _check_searches(self)
-        _check_words(self, ("uri", "database"))
-        if self.token is not None:
-            check_text(self.token, "The token of the Milvus server", "Give user:password or an API key.")
-        address = urlsplit(self.uri)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            shown = self.uri.rsplit("@", 1)[-1]
-            raise InputError(f"'{shown}' is no address of a Milvus server.", remedy="Give http://host:19530.")
-        if address.username or address.password:
-            raise InputError("The address of the Milvus server holds a password.", remedy="Give it as token.")
-        for name in ("timeout_seconds", "settle_seconds"):
-            if not 0 < getattr(self, name) < 86_400:
-                raise InputError(f"{name} is {getattr(self, name)!r}.", remedy="Give seconds above 0.")
-        if self.ca_cert and address.scheme != "https":
-            raise InputError("ca_cert is of no use over http://.", remedy="Begin the address with https://.")
-        _check_certificate(self.ca_cert)
+        _check_milvus(self)
 
     @classmethod
     def from_env(cls) -> MilvusConfig:  # MILVUS_URI, MILVUS_TOKEN, MILVUS_CA_CERT
@@ -164,10 +150,28 @@ class MilvusConfig(BaseVectorStoreConfig):
         place = {"uri": self.uri, "database": self.database, "distance_metric": self.distance_metric}
         return {**super().binding(), **place}
 
-# %% ../../nbs/01_indexing/12a_store_config.ipynb #26a62acd
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #d2bd04dd
+def _check_milvus(
+    config: MilvusConfig,  # a configuration
+) -> None:
+    """Refuse an address, a secret or a time limit that cannot work."""
+    _check_words(config, ("uri", "database"))
+    if config.token is not None:
+        check_text(config.token, "The token of the Milvus server", "Give user:password or an API key.")
+    address = urlsplit(config.uri)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        shown = config.uri.rsplit("@", 1)[-1]
+        raise InputError(f"'{shown}' is no address of a Milvus server.", remedy="Give http://host:19530.")
+    if address.username or address.password:
+        raise InputError("The address of the Milvus server holds a password.", remedy="Give it as token.")
+    for name in ("timeout_seconds", "settle_seconds"):
+        if not 0 < getattr(config, name) < 86_400:
+            raise InputError(f"{name} is {getattr(config, name)!r}.", remedy="Give seconds above 0.")
+    if config.ca_cert and address.scheme != "https":
+        raise InputError("ca_cert is of no use over http://.", remedy="Begin the address with https://.")
+    _check_certificate(config.ca_cert)
 
-
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #444f2cf0
 @dataclass(frozen=True)
 class PGVectorConfig(BaseVectorStoreConfig):
     """Keep vectors in a PostgreSQL database with pgvector."""
@@ -189,17 +193,7 @@ class PGVectorConfig(BaseVectorStoreConfig):
 
     def __post_init__(self) -> None:
         _check_searches(self)
-        _check_words(self, ("host", "database", "user"))
-        _check_whole(self.port, 1, 65_535, "port")
-        _check_whole(self.pool_size, 1, 1_000, "pool_size")
-        for name in ("schema", "language"):
-            if not _IDENTIFIER.fullmatch(str(getattr(self, name))):
-                raise InputError(
-                    f"{getattr(self, name)!r} is no {name}.", remedy="Use letters, digits and _."
-                )
-        if not 0 < self.timeout_seconds < 86_400:
-            raise InputError(f"timeout_seconds is {self.timeout_seconds!r}.", remedy="Give seconds above 0.")
-        _check_certificate(self.ca_cert)
+        _check_postgres(self)
 
     @classmethod
     def from_env(cls) -> PGVectorConfig:  # PGVECTOR_HOST, _PORT, _DB, _USER, _PASSWORD, _CA_CERT
@@ -213,7 +207,25 @@ class PGVectorConfig(BaseVectorStoreConfig):
         searches = {"distance_metric": self.distance_metric, "language": self.language}
         return {**super().binding(), **place, **searches}
 
-# %% ../../nbs/01_indexing/12a_store_config.ipynb #8b89e220
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #8d66808f
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def _check_postgres(
+    config: PGVectorConfig,  # a configuration
+) -> None:
+    """Refuse a place, a name or a limit that cannot work."""
+    _check_words(config, ("host", "database", "user"))
+    _check_whole(config.port, 1, 65_535, "port")
+    _check_whole(config.pool_size, 1, 1_000, "pool_size")
+    for name in ("schema", "language"):
+        if not _IDENTIFIER.fullmatch(str(getattr(config, name))):
+            raise InputError(f"{getattr(config, name)!r} is no {name}.", remedy="Use letters, digits and _.")
+    if not 0 < config.timeout_seconds < 86_400:
+        raise InputError(f"timeout_seconds is {config.timeout_seconds!r}.", remedy="Give seconds above 0.")
+    _check_certificate(config.ca_cert)
+
+
 def _port() -> int:  # PGVECTOR_PORT, or 5432
     """Read the port of PostgreSQL."""
     given = os.environ.get("PGVECTOR_PORT") or str(PGVectorConfig.port)
