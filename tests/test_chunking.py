@@ -171,7 +171,7 @@ def check(chunker: BaseChunker, document: DoclingDocument) -> list[AI4RAGChunk]:
         assert len(chunk.text.encode("utf-8", "replace")) < 65_535, "stores limit the bytes of a text"
         prefix = chunk.text[: len(chunk.text) - (end - start)]
         assert chunk.text == prefix + text[start:end]
-        assert not prefix or (chunker.chunking_method == "hybrid" and prefix.endswith("\n"))
+        assert not prefix or (chunker.chunking_method != "recursive" and prefix.endswith("\n"))
         assert not text[end - 1].isspace()
         if not chunker.chunk_overlap:
             assert not covered[start:end].any(), "without overlap no character is in two chunks"

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-# %% ../../nbs/00_foundations/03_chunks.ipynb #5863a78e
+# %% ../../nbs/00_foundations/03_chunks.ipynb #50c689ae
 @dataclass(frozen=True)
 class AI4RAGChunk:
     """Hold one piece of a document with its place in it."""
@@ -42,7 +42,9 @@ class AI4RAGChunk:
 
     @property
     def chunk_id(self) -> str:
-        """Give 32 hexadecimal digits that name this chunk on every machine."""
+        """Give the chunk's own name, else 32 hexadecimal digits that name it on every machine."""
+        if "chunk_id" in self.metadata:
+            return str(self.metadata["chunk_id"])
         source = f"{self.document_id}\x1f{self.sequence_number}\x1f{self.text}"
         return hashlib.sha256(source.encode()).hexdigest()[:32]
 

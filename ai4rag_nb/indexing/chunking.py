@@ -23,7 +23,7 @@ from .tokens import CharacterCounter, TokenCounter
 # %% auto #0
 __all__ = ['ChunkerType', 'BaseChunker', 'register_chunker', 'chunking_methods', 'get_chunker', 'ChunkReport', 'check_chunks']
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #317dc723
+# %% ../../nbs/01_indexing/06_chunking.ipynb #32618b66
 _SMALLEST = 8  # tokens of text that must fit into a chunk at least
 
 
@@ -59,7 +59,7 @@ def _ignore(
 ) -> None:
     """Tell nobody about progress."""
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #aae70781
+# %% ../../nbs/01_indexing/06_chunking.ipynb #419084bd
 @dataclass(frozen=True)
 class BaseChunker(ABC):
     """Cut documents into chunks of at most `chunk_size` tokens."""
@@ -100,10 +100,13 @@ class BaseChunker(ABC):
         names = ("chunking_method", "chunk_size", "chunk_overlap", "version")
         return {name: getattr(self, name) for name in names} | {"token_counter": self.token_counter.name}
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #192b3c49
+# %% ../../nbs/01_indexing/06_chunking.ipynb #47cdc02d
 _BUILT_IN = {
     "recursive": "ai4rag_nb.indexing.langchain_chunker",
     "hybrid": "ai4rag_nb.indexing.docling_chunker",
+    "hierarchical": "ai4rag_nb.indexing.hierarchy",
+    "hierarchical_3": "ai4rag_nb.indexing.hierarchy",
+    "sentence": "ai4rag_nb.indexing.hierarchy",
 }
 _REGISTERED: dict[str, type[BaseChunker]] = {}
 ChunkerType = TypeVar("ChunkerType", bound=type[BaseChunker])
@@ -126,7 +129,7 @@ def chunking_methods() -> list[str]:  # sorted names
     """List the names of all chunkers."""
     return sorted({*_BUILT_IN, *_REGISTERED})
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #278e507f
+# %% ../../nbs/01_indexing/06_chunking.ipynb #fad2f3d9
 def get_chunker(
     chunking_method: str,  # the name of a chunker, such as "recursive"
     chunk_size: int = 256,  # the most tokens of a chunk

@@ -61,7 +61,7 @@ def choose_chunks(
             left -= cost
     return list(chosen.values())
 
-# %% ../../nbs/02_querying/06_passages.ipynb #e237be63
+# %% ../../nbs/02_querying/06_passages.ipynb #fea2a01b
 _LEAST_OVERLAP = 8  # characters that must agree where spans are not known
 _MOST_OVERLAP = 4_000  # characters that are compared
 
@@ -111,7 +111,7 @@ def _joined(
     shared = reached - start
     return text + body[shared:], max(end, reached), max(0, len(text) - shared)
 
-# %% ../../nbs/02_querying/06_passages.ipynb #4eb3a383
+# %% ../../nbs/02_querying/06_passages.ipynb #e730f800
 def merge_passages(
     hits: Sequence[RetrievedChunk],  # the hits, best first
     chunks: Sequence[AI4RAGChunk],  # chosen hits and neighbours, in any order
@@ -145,7 +145,8 @@ def _passage(
         text, reached, begins = _joined(text, reached, chunk)
         if place_of(chunk) in hit_places:
             positions.append((begins, min(len(text), begins + len(chunk.text) - (body_start(chunk) or 0))))
-    metadata: dict[str, Any] = {**run[0].metadata, "sequence_number": best.sequence_number}
+    first = {key: value for key, value in run[0].metadata.items() if key != "chunk_id" or len(run) == 1}
+    metadata: dict[str, Any] = {**first, "sequence_number": best.sequence_number}
     ends = [chunk.end_index for chunk in run]
     metadata["end_index"] = None if None in ends else max(end for end in ends if end is not None)
     metadata["sequence_numbers"] = [chunk.sequence_number for chunk in run]
