@@ -279,13 +279,22 @@ def _search(
                         found.rows[hit["id"]] = read_row(hit["id"], hit["entity"])
     return found
 
-# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #942a5c7d
+# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #f7c76c53
 class MilvusCalls(MilvusReading):
     """Keep notes beside a collection, and drop both."""
 
+    _notes_loaded: bool = False  # whether the engine was asked to load the notes
+
+    def _find_notes(self) -> bool:
+        found = bool(self._client.has_collection(self._notes_name))
+        if found and not self._notes_loaded:
+            self._client.load_collection(self._notes_name)
+            self._notes_loaded = True
+        return found
+
     def _read_notes(self, names: Sequence[str] | None = None) -> dict[str, str]:
         with self._calls("read the notes of"):
-            if not self._client.has_collection(self._notes_name):
+            if not self._find_notes():
                 return {}
             if names is None:
                 found = list(_pages(self, self._notes_name, "", ["note"]))
@@ -296,7 +305,7 @@ class MilvusCalls(MilvusReading):
 
     def _write_notes(self, notes: Mapping[str, str]) -> None:
         with self._calls("write the notes of"):
-            if not self._client.has_collection(self._notes_name):
+            if not self._find_notes():
                 create_notes(self._client, self._notes_name)
             rows = [{"id": name, "note": note, "nothing": [1.0, 0.0]} for name, note in notes.items()]
             self._client.upsert(self._notes_name, rows)

@@ -97,10 +97,12 @@ class MilvusLiteConnection(MilvusLitePlace):
         if not already:
             leave_collection(self._file, self.collection_name)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #233f061b
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #33496204
 @register_store("milvus_lite")
 class MilvusLiteStore(MilvusLiteConnection):
     """Keep the chunks of one collection in a local Milvus Lite file."""
+
+    _deleted: bool = False  # whether rows were deleted since the segments were written
 
     def __init__(
         self,
@@ -121,13 +123,18 @@ class MilvusLiteStore(MilvusLiteConnection):
         """Say what the store is."""
         return _properties(self)
 
+    def _delete(self, keys: Sequence[str]) -> None:
+        super()._delete(keys)
+        self._deleted = True
+
     def _settle(self) -> None:
         with self._calls("flush"):
             if not self._exists():
                 return
             self._client.flush(self.collection_name)
-            if merge_segments(self._file, self.collection_name) > 1:
+            if merge_segments(self._file, self.collection_name, self._deleted) > 1 or self._deleted:
                 self._client.release_collection(self.collection_name)
+            self._deleted = False
             exact = self.count() <= self.exact_rows
             prepare_index(self._client, self.collection_name, self.distance_metric, self._keyword, exact)
 

@@ -160,12 +160,13 @@ def unload_collection(
     if collection is not None:
         collection.close()
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #e4f63ef2
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #8baa6cad
 def merge_segments(
     file: MilvusLiteFile,  # the file
     name: str,  # a flushed collection
+    rewrite: bool = False,  # whether one segment is written anew too, without its deleted rows
 ) -> int:  # how many segments there were
-    """Make one segment of a collection, so that BM25 weighs words over all of it."""
+    """Make one segment of a collection, so that BM25 weighs words over all of it and nothing else."""
     collection = _engine_collection(file, name)
     wanted = ("_manifest", "_compaction_mgr", "_delta_index", "_maintenance_lock", "_wait_for_bg")
     if collection is None or not all(hasattr(collection, attribute) for attribute in wanted):
@@ -176,7 +177,7 @@ def merge_segments(
         for partition in collection._manifest.list_partitions():
             files = list(collection._manifest.get_data_files(partition))
             most = max(most, len(files))
-            if len(files) > 1:
+            if len(files) > 1 or (files and rewrite):
                 place = os.path.join(collection.data_dir, "partitions", partition)
                 arguments = (partition, place, files, collection._manifest, collection._delta_index)
                 collection._compaction_mgr._compact_files(*arguments)
