@@ -28,7 +28,7 @@ from .windows import TextMeasure, Window
 # %% auto #0
 __all__ = ['HierarchicalChunker', 'TwoLevelChunker', 'ThreeLevelChunker', 'SentenceChunker']
 
-# %% ../../nbs/01_indexing/20a_hierarchy.ipynb #3d88541a
+# %% ../../nbs/01_indexing/20a_hierarchy.ipynb #54b88bd1
 _SMALLEST = 16  # tokens of text in a small chunk
 
 
@@ -56,20 +56,21 @@ class HierarchicalChunker(BaseChunker):
         for parent in DoclingChunker(self.chunk_size, 0, self.token_counter).split_document(source):
             first = len(family.children) + 1
             for middle in _middles(parent, pieces, measures[:-1]):
-                inside = _inside(pieces, middle)
+                inside = _inside(text, pieces, middle)
                 windows = small_windows(measures[-1], inside, self.sentences)
                 family.add(parent if len(measures) == 1 else middle, window_texts(text, windows))
             _adopt(family.children, first, len(measures) > 1)
         return family.children
 
-# %% ../../nbs/01_indexing/20a_hierarchy.ipynb #e64e8937
+# %% ../../nbs/01_indexing/20a_hierarchy.ipynb #1d9bab74
 def _inside(
+    text: str,  # the document's text
     pieces: Sequence[Piece],  # all pieces of the document
     chunk: AI4RAGChunk,  # a chunk whose place is known
 ) -> list[Piece]:  # the pieces that lie in it
     """Find the pieces of a chunk."""
     start, end = chunk.metadata["start_index"], chunk.metadata["end_index"]
-    return pieces_between(pieces, start, end, chunk.metadata.get("headings", ()))
+    return pieces_between(text, pieces, start, end, chunk.metadata.get("headings", ()))
 
 
 def _middles(
@@ -81,7 +82,7 @@ def _middles(
     if not measures:
         yield parent
         return
-    for window in small_windows(measures[0], _inside(pieces, parent), sentences=False):
+    for window in small_windows(measures[0], _inside(measures[0].text, pieces, parent), sentences=False):
         yield from _middles(_part(parent, window, measures[0].text), pieces, measures[1:])
 
 

@@ -91,7 +91,7 @@ def _repeated(
             return size
     return 0
 
-# %% ../../nbs/02_querying/06_passages.ipynb #576be8cf
+# %% ../../nbs/02_querying/06_passages.ipynb #18bfc372
 def _joined(
     text: str,  # what the passage holds
     reached: int | None,  # the position in the document where it ends; None when not known
@@ -106,7 +106,9 @@ def _joined(
         return text + separator + chunk.text[repeated:], end, len(text) + len(separator) - repeated
     body, start, end = chunk.text[prefix:], chunk.metadata["start_index"], chunk.metadata["end_index"]
     if start >= reached:
-        separator = "" if start == reached else "\n" if start == reached + 1 else "\n\n"
+        kept = str(chunk.metadata.get("gap_before", ""))
+        guessed = "" if start == reached else "\n" if start == reached + 1 else "\n\n"
+        separator = kept if len(kept) == start - reached else guessed
         return text + separator + body, end, len(text) + len(separator)
     shared = reached - start
     return text + body[shared:], max(end, reached), max(0, len(text) - shared)
