@@ -1,5 +1,6 @@
 """Fusion, passages, retrievers and pipelines: what must hold for any input."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,9 +24,10 @@ from ai4rag_nb.indexing.fusion import (
     rank_hits,
     reciprocal_rank_fusion,
     weighted_fusion,
+    zscore_fusion,
 )
 from ai4rag_nb.indexing.hit_lists import HitLists, hit_name, ranked_hits
-from ai4rag_nb.indexing.store_checks import SearchSettings, search_depth
+from ai4rag_nb.indexing.store_checks import RANKER_STRATEGIES, SearchSettings, search_depth
 from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig, get_vector_store
 from ai4rag_nb.querying.generation import BaseFoundationModel, Generation
 from ai4rag_nb.querying.hit_list_cache import HitListCache
@@ -42,7 +44,7 @@ legs_strategy = st.fixed_dictionaries({"dense": scored, "keyword": scored})
 
 
 class TestFusion:
-    @given(legs_strategy, st.sampled_from(["rrf", "weighted", "normalized"]), st.floats(0, 1))
+    @given(legs_strategy, st.sampled_from(RANKER_STRATEGIES), st.floats(0, 1))
     def test_every_hit_once_best_first(self, legs: dict, strategy: str, alpha: float) -> None:
         fused = fuse_legs(legs, strategy, alpha=alpha, metric="ip")
         assert {name for name, _ in fused} == {name for hits in legs.values() for name, _ in hits}
@@ -63,7 +65,7 @@ class TestFusion:
     @given(legs_strategy)
     def test_the_order_of_the_legs_does_not_matter(self, legs: dict) -> None:
         turned = dict(reversed(legs.items()))
-        for strategy in ("rrf", "weighted", "normalized"):
+        for strategy in RANKER_STRATEGIES:
             assert fuse_legs(legs, strategy) == fuse_legs(turned, strategy)
 
     @given(legs_strategy)
@@ -73,6 +75,7 @@ class TestFusion:
             reciprocal_rank_fusion({"dense": legs["dense"], "keyword": []}),
             weighted_fusion({"dense": legs["dense"]}, 1.0, "ip"),
             normalized_fusion({"dense": legs["dense"]}, 1.0),
+            zscore_fusion({"dense": legs["dense"]}, 1.0),
         ):
             scores = dict(fused)
             assert sorted(scores) == sorted(only)
@@ -83,6 +86,50 @@ class TestFusion:
     def test_weighted_and_normalized_stay_between_0_and_1(self, legs: dict, alpha: float) -> None:
         for fused in (weighted_fusion(legs, alpha, "ip"), normalized_fusion(legs, alpha)):
             assert all(-1e-12 <= score <= 1 + 1e-12 for _, score in fused)
+
+    @given(
+        st.dictionaries(st.text(min_size=1, max_size=4), scored, min_size=1, max_size=5),
+        st.sampled_from(RANKER_STRATEGIES),
+        st.data(),
+    )
+    def test_any_number_of_legs_by_definition(self, legs: dict, strategy: str, data: st.DataObject) -> None:
+        """Each strategy against a table with a row for each hit and a column for each leg."""
+        weights = {leg: data.draw(st.floats(0.1, 9), label=leg) for leg in legs}
+        scales = dict.fromkeys(legs, "keyword")
+        fused = dict(fuse_legs(legs, strategy, 7, weights=weights, scales=scales))
+        names = sorted({name for hits in legs.values() for name, _ in hits})
+        table = np.zeros((len(names), len(legs)))
+        for column, hits in enumerate(legs.values()):
+            found = np.array([score for _, score in hits])
+            spread = float(np.ptp(found)) if hits else 0.0
+            for place, (name, score) in enumerate(hits, 1):
+                table[names.index(name), column] = {
+                    "rrf": len(legs) / (7 + place),
+                    "weighted": math.atan(score) * 2 / math.pi,
+                    "normalized": (score - found.min()) / spread if spread else 1.0,
+                    "zscore": (score - found.min()) / found.std() if spread else 1.0,
+                }[strategy]
+        expected = table @ (np.array(list(weights.values())) / sum(weights.values()))
+        assert fused.keys() == set(names)
+        assert [fused[name] for name in names] == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-9)
+
+    @given(legs_strategy, st.floats(0.01, 0.99), st.sampled_from(RANKER_STRATEGIES[1:]))
+    def test_alpha_is_a_weight(self, legs: dict, alpha: float, strategy: str) -> None:
+        by_weight = fuse_legs(
+            legs, strategy, metric="ip", weights={"dense": 5 * alpha, "keyword": 5 * (1 - alpha)}
+        )
+        by_alpha = fuse_legs(legs, strategy, alpha=alpha, metric="ip")
+        assert dict(by_weight) == pytest.approx(dict(by_alpha), abs=1e-9)
+
+    @given(legs_strategy, st.sampled_from(RANKER_STRATEGIES))
+    def test_a_leg_without_weight_only_adds_its_hits_at_the_end(self, legs: dict, strategy: str) -> None:
+        fused = fuse_legs(legs, strategy, metric="ip", weights={"dense": 2, "keyword": 0})
+        alone = fuse_legs({"dense": legs["dense"]}, strategy, alpha=1.0, metric="ip")
+        scores = dict(fused)
+        for name, _ in alone:
+            assert scores[name] >= max(
+                (scores[other] for other in scores.keys() - dict(alone).keys()), default=0
+            )
 
     def test_raw_scores_of_different_legs_are_never_compared(self) -> None:
         small = {"dense": [("a", 0.9), ("b", 0.1)], "keyword": [("b", 2.0), ("a", 1.0)]}
