@@ -100,13 +100,15 @@ class BaseChunker(ABC):
         names = ("chunking_method", "chunk_size", "chunk_overlap", "version")
         return {name: getattr(self, name) for name in names} | {"token_counter": self.token_counter.name}
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #47cdc02d
+# %% ../../nbs/01_indexing/06_chunking.ipynb #7e8c6d3c
 _BUILT_IN = {
     "recursive": "ai4rag_nb.indexing.langchain_chunker",
     "hybrid": "ai4rag_nb.indexing.docling_chunker",
     "hierarchical": "ai4rag_nb.indexing.hierarchy",
     "hierarchical_3": "ai4rag_nb.indexing.hierarchy",
     "sentence": "ai4rag_nb.indexing.hierarchy",
+    "by_content": "ai4rag_nb.indexing.content_chunker",
+    "by_content_rows": "ai4rag_nb.indexing.content_chunker",
 }
 _REGISTERED: dict[str, type[BaseChunker]] = {}
 ChunkerType = TypeVar("ChunkerType", bound=type[BaseChunker])
