@@ -79,9 +79,8 @@ class ForeignPostgres:
         )
 
 
-SERVER_SETTINGS = {  # nothing has to survive the machine
+SERVER_SETTINGS = {  # the processes may be killed, but nothing has to survive the machine
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -198,7 +197,7 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop it and delete its data."""
-        self.stop()
+        self.stop(signal.SIGQUIT)
         shutil.rmtree(self.base, ignore_errors=True)
 
 

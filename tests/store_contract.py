@@ -79,6 +79,7 @@ def bm25(
 
 
 Opener = Callable[..., BaseVectorStore]
+INHERITED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]  # one test, many products
 
 
 def spy(store: BaseVectorStore, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str, int]]:
@@ -275,7 +276,7 @@ class StoreContract:
         assert [found.text for found in store.get_chunks(wanted)] == ["b 5", "a 1", "b 5"]
         assert store.get_chunks([]) == []
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=15, deadline=None, suppress_health_check=INHERITED)
     @given(
         texts=st.lists(
             st.text(
@@ -611,7 +612,7 @@ class StoreContract:
         store.add_documents(parts["c"])
         self.check_keywords(store, parts["c"])
 
-    @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=8, deadline=None, suppress_health_check=INHERITED)
     @given(
         steps=st.lists(
             st.tuples(

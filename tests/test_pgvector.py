@@ -1,0 +1,862 @@
+"""The store in PostgreSQL: the contract of all stores over a real server, and what only a server can do to one."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from servers import ForeignPostgres, PostgresServer
+from servers import postgres as postgres_fixture
+from store_contract import HashModel, Opener, StoreContract, chunk, random_chunks
+
+from ai4rag_nb.foundations.cache import Cache
+from ai4rag_nb.foundations.errors import (
+    AI4RAGError,
+    IndexingError,
+    InputError,
+    VectorStoreInitializationError,
+)
+from ai4rag_nb.indexing.collections import CollectionRegistry, find_orphans, open_collection
+from ai4rag_nb.indexing.pgvector_statements import LARGEST_INDEXED, TableNames, dense_statement
+from ai4rag_nb.indexing.pgvector_store import PGVectorStore
+from ai4rag_nb.indexing.store_config import PGVectorConfig
+from ai4rag_nb.indexing.vector_store import get_vector_store
+
+postgres = postgres_fixture
+psycopg = pytest.importorskip("psycopg", reason="the extra pgvector is not installed")
+
+Server = PostgresServer | ForeignPostgres
+
+
+def connect(server: Server, **changes: Any) -> Any:
+    place = server.place
+    parameters = {
+        "host": place.host,
+        "port": place.port,
+        "user": place.user,
+        "password": place.password,
+        "dbname": place.database,
+    }
+    return psycopg.connect(**{**parameters, **changes}, autocommit=True)
+
+
+@pytest.fixture()
+def config(postgres: Server) -> Iterator[PGVectorConfig]:
+    """A configuration with a schema of its own, which is dropped with all that is in it."""
+    place, schema = postgres.place, f"ai4rag_test_{secrets.token_hex(6)}"
+    yield PGVectorConfig(
+        place.host,
+        place.port,
+        place.database,
+        place.user,
+        place.password,
+        schema=schema,
+        language="simple",
+        timeout_seconds=20,
+    )
+    with connect(postgres) as connection:
+        connection.execute(f'drop schema if exists "{schema}" cascade')
+
+
+@pytest.fixture()
+def opener(config: PGVectorConfig) -> Iterator[Opener]:
+    """Open stores; whatever a test leaves open is closed."""
+    opened: list[PGVectorStore] = []
+
+    def make(model: Any, name: str | None = None, metric: str = "cosine", **settings: Any) -> PGVectorStore:
+        opened.append(get_vector_store(model, replace(config, distance_metric=metric, **settings), name))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+NO_SCAN = "-c enable_seqscan=off"  # small tables are searched through their index, too
+
+
+class TestPGVectorContract(StoreContract):
+    """PostgreSQL with every row looked at, and its own full text."""
+
+    native_k1 = None
+    settings: dict[str, Any] = {}  # noqa: RUF012
+
+    @pytest.fixture()
+    def opener(self, opener: Opener) -> Opener:
+        return lambda *arguments, **changes: opener(
+            *arguments, **{"keyword": self.mode, **self.settings, **changes}
+        )
+
+
+class TestPGVectorContractWithOurWeights(TestPGVectorContract):
+    """PostgreSQL with our BM25."""
+
+    mode = "bm25"
+
+
+class TestPGVectorContractOfTheIndex(TestPGVectorContract):
+    """PostgreSQL with an HNSW index from the first row on."""
+
+    settings = {"exact_rows": 0}  # noqa: RUF012
+
+    @pytest.fixture(autouse=True)
+    def no_scan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PGOPTIONS", NO_SCAN)
+
+
+def cloud(count: int, dimension: int, seed: int = 0) -> np.ndarray:
+    """Points in clusters, as embeddings are."""
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(max(2, count // 50), dimension))
+    return (
+        centres[random.integers(len(centres), size=count)] + random.normal(size=(count, dimension))
+    ).astype(np.float32)
+
+
+def brute_force(table: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Cosines of questions to rows, in double precision."""
+    wide, questions = table.astype(float), asked.astype(float)
+    return (questions @ wide.T) / np.linalg.norm(wide, axis=1) / np.linalg.norm(questions, axis=1)[:, None]
+
+
+class TestIndex:
+    """Which rows are looked at."""
+
+    ROWS = 1_500
+
+    @pytest.fixture()
+    def store(self, opener: Opener, monkeypatch: pytest.MonkeyPatch) -> PGVectorStore:
+        monkeypatch.setenv("PGOPTIONS", NO_SCAN)
+        store = opener(HashModel(16), "ai4rag_indexed", exact_rows=1_000)
+        self.vectors = cloud(self.ROWS, 16)
+        self.rows = [chunk(f"t{n}", n, f"{n % 3}.md") for n in range(1, self.ROWS + 1)]
+        store.add_documents(self.rows, self.vectors)
+        return store
+
+    def plan(self, store: PGVectorStore, depth: int, documents: list[str] | None = None) -> str:
+        statement = dense_statement(store._names, "cosine", 16, exact=False, filtered=documents is not None)
+        values = {"vector": self.vectors[0], "depth": depth, "documents": documents}
+        with store._pool.lend() as connection:
+            lines = connection.execute(
+                "explain " + statement.as_string(connection).replace("%%", "%"), values
+            )
+            return "\n".join(line for (line,) in lines)
+
+    def test_the_index_answers_and_finds_what_there_is(self, store: PGVectorStore) -> None:
+        assert store._indexed and f"Index Scan using {store._names.beside('hnsw')}" in self.plan(store, 50)
+        questions = [f"q{n}" for n in range(30)]
+        scores = brute_force(self.vectors, store.embedding_model.embed_queries(questions))
+        best = np.argsort(-scores, axis=1)[:, :10]
+        hits = store.search_many(questions, k=10)
+        found = [{hit.sequence_number - 1 for hit in each} for each in hits]
+        assert sum(len(each & set(row)) for each, row in zip(found, best.tolist(), strict=True)) >= 0.98 * 300
+        alone = [store.search(question, k=10) for question in questions]
+        assert [[hit.chunk_id for hit in each] for each in alone] == [
+            [hit.chunk_id for hit in each] for each in hits
+        ]
+        for each, row in zip(hits, scores, strict=True):
+            np.testing.assert_allclose(
+                [hit.score for hit in each], [row[hit.sequence_number - 1] for hit in each], rtol=1e-4
+            )
+
+    def test_deep_searches_find_all(self, store: PGVectorStore) -> None:
+        for k in (200, self.ROWS, 5_000):
+            assert len(store.search("q", k=k)) == min(k, self.ROWS)
+
+    def test_a_filter_finds_all_of_few(self, store: PGVectorStore) -> None:
+        store.add_documents([chunk("far", n, "few.md") for n in range(1, 6)], -self.vectors[:5])
+        model = store.embedding_model
+        model.embed_queries = lambda texts: self.vectors[:1].repeat(len(texts), axis=0)  # type: ignore[method-assign]
+        assert len(store.search("q", k=10, document_ids=["few.md"])) == 5
+        assert len(store.search("q", k=700, document_ids=["0.md", "1.md", "few.md"])) == 700
+        assert len(store.search("q", k=1_400, document_ids=["0.md", "1.md", "few.md"])) == 1_005
+
+    def test_what_the_index_does_not_find_is_looked_for(
+        self, store: PGVectorStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = type(store)._nearest
+        asked: list[bool] = []
+
+        def lossy(self: Any, questions: Any, exact: bool) -> Any:
+            asked.append(exact)
+            return [rows if exact else rows[:3] for rows in real(self, questions, exact)]
+
+        monkeypatch.setattr(type(store), "_nearest", lossy)
+        assert len(store.search("q", k=10)) == 10 and asked == [False, True]
+
+    def test_below_the_limit_every_row_is_looked_at(self, opener: Opener, store: PGVectorStore) -> None:
+        again = opener(HashModel(16), "ai4rag_indexed")
+        questions = [f"q{n}" for n in range(20)]
+        scores = brute_force(self.vectors, again.embedding_model.embed_queries(questions))
+        for row, hits in zip(scores, again.search_many(questions, k=10), strict=True):
+            assert [hit.sequence_number - 1 for hit in hits] == np.argsort(-row)[:10].tolist()
+
+    def test_a_collection_gets_its_index_when_it_is_opened(self, opener: Opener) -> None:
+        first = opener(HashModel(8), "ai4rag_late")
+        first.add_documents(random_chunks(30))
+        assert not first._indexed
+        assert opener(HashModel(8), "ai4rag_late", exact_rows=10)._indexed
+
+    @pytest.mark.parametrize(
+        ("dimension", "index"),
+        [
+            (1_900, "HNSW"),
+            (2_000, "HNSW"),
+            (2_001, "HNSW in half precision"),
+            (4_000, "HNSW in half precision"),
+        ],
+    )
+    def test_long_vectors_are_indexed_as_far_as_can_be(
+        self, opener: Opener, dimension: int, index: str
+    ) -> None:
+        store, vectors = opener(HashModel(dimension), exact_rows=50), cloud(120, dimension)
+        store.add_documents([chunk(f"t{n}", n) for n in range(1, 121)], vectors)
+        assert store._indexed and store.properties().index == index
+        scores = brute_force(vectors, store.embedding_model.embed_queries(["q"]))[0]
+        hits = store.search("q", k=10)
+        assert {hit.sequence_number - 1 for hit in hits} == set(np.argsort(-scores)[:10].tolist())
+        best = np.sort(scores)[::-1][:10]
+        np.testing.assert_allclose([hit.score for hit in hits], best, rtol=1e-4, atol=1e-6)
+
+    def test_longer_vectors_are_searched_without_an_index(self, opener: Opener) -> None:
+        store, vectors = opener(HashModel(4_001), exact_rows=5), cloud(20, 4_001)
+        store.add_documents([chunk(f"t{n}", n) for n in range(1, 21)], vectors)
+        assert not store._indexed and store.properties().index.startswith("none above 4,000 numbers")
+        scores = brute_force(vectors, store.embedding_model.embed_queries(["q"]))[0]
+        assert [hit.sequence_number - 1 for hit in store.search("q", k=20)] == np.argsort(-scores).tolist()
+        with pytest.raises(VectorStoreInitializationError, match="16,001 numbers; pgvector holds 16,000"):
+            opener(HashModel(16_001))
+        assert LARGEST_INDEXED == 2_000
+
+    @pytest.mark.parametrize("metric", ["l2", "ip"])
+    def test_other_metrics_have_their_index(self, opener: Opener, metric: str) -> None:
+        store, vectors = opener(HashModel(8), metric=metric, exact_rows=10), cloud(200, 8)
+        store.add_documents([chunk(f"t{n}", n) for n in range(1, 201)], vectors)
+        asked = store.embedding_model.embed_queries(["q"])[0].astype(float)
+        wide = vectors.astype(float)
+        expected = wide @ asked if metric == "ip" else -((wide - asked) ** 2).sum(axis=1)
+        hits = store.search("q", k=5)
+        assert [hit.sequence_number - 1 for hit in hits] == np.argsort(-expected)[:5].tolist()
+
+
+class TestWords:
+    """PostgreSQL's own full text."""
+
+    TEXTS = (
+        "The cats were running home.",
+        "A dog runs.",
+        "Nothing of the kind",
+        "running running running cat",
+    )
+
+    def load(self, opener: Opener, language: str) -> PGVectorStore:
+        store = opener(HashModel(), language=language)
+        store.add_documents([chunk(text, n) for n, text in enumerate(self.TEXTS, 1)])
+        return store
+
+    def found(self, store: PGVectorStore, question: str) -> list[int]:
+        return [hit.sequence_number for hit in store.search(question, search_mode="keyword")]
+
+    def test_any_word_matches_by_its_stem(self, opener: Opener) -> None:
+        store = self.load(opener, "english")
+        assert set(self.found(store, "Did the cat run with an elephant?")) == {1, 2, 4}
+        assert self.found(store, "the of were") == [], "stop words find nothing"
+        assert self.found(store, "cat") == [1, 4], "three words that count are fewer than four"
+
+    def test_words_are_those_of_the_language(self, opener: Opener) -> None:
+        store = self.load(opener, "simple")
+        assert self.found(store, "cat") == [4] and set(self.found(store, "the")) == {1, 3}
+        german = opener(HashModel(), language="german")
+        german.add_documents([chunk("Die Häuser und der Garten")])
+        assert len(german.search("Haus", search_mode="keyword")) == 1
+
+    @pytest.mark.parametrize(
+        "question",
+        [
+            "it's 'quoted' \\ back\\slash & | ! ( ) <-> :* cat",
+            "cat'; drop table x; --",
+            "http://a.b/c?x=1&y=2|z cat",
+            "foo-bar_baz cat %s %(text)s {table}",
+            "cat " * 10_000,
+            "cat " + "x" * 60_000,
+        ],
+        ids=lambda text: ascii(text[:12]),
+    )
+    def test_questions_are_no_queries(self, opener: Opener, question: str) -> None:
+        store = self.load(opener, "english")
+        assert set(self.found(store, question)) == {1, 4}
+
+    def test_what_ranks_is_said(self, opener: Opener) -> None:
+        assert "not BM25" in opener(HashModel()).properties().keyword_search
+        assert opener(HashModel(), keyword="bm25").properties().keyword_search == "BM25 of this toolkit"
+
+    def test_another_language_is_refused(self, opener: Opener) -> None:
+        opener(HashModel(), "ai4rag_words", language="english").add_documents([chunk("a cat")])
+        with pytest.raises(VectorStoreInitializationError, match="language='english', not 'german'"):
+            opener(HashModel(), "ai4rag_words", language="german")
+        with pytest.raises(
+            VectorStoreInitializationError, match=r"no text search configuration 'germann'.*'german'"
+        ):
+            opener(HashModel(), language="germann")
+
+    def test_the_most_different_words(self, opener: Opener) -> None:
+        """A chunk as long as chunks can be, full of different words, is found by each and by all of them."""
+        store = opener(HashModel(), "ai4rag_many", keyword="bm25")
+        most = " ".join(f"{n:x}" for n in range(13_000))
+        assert len(most.encode()) <= 65_535
+        store.add_documents([chunk(most, 1), chunk("abc", 2)])
+        assert [hit.sequence_number for hit in store.search("abc", search_mode="keyword")] == [2, 1]
+        assert len(store.search(most, search_mode="keyword")) == 2
+
+
+class TestOpening:
+    """What a server can say when a store is opened."""
+
+    def refused(self, config: PGVectorConfig, match: str) -> str:
+        threads = threading.active_count()
+        with pytest.raises(VectorStoreInitializationError, match=match) as caught:
+            get_vector_store(HashModel(), config)
+        assert threading.active_count() == threads
+        return str(caught.value)
+
+    def test_wrong_password(self, config: PGVectorConfig) -> None:
+        said = self.refused(replace(config, password="Wr0ng!"), "refuses user 'postgres' with this password")
+        assert "Check user and password (PGVECTOR_USER, PGVECTOR_PASSWORD)" in said and "Wr0ng!" not in said
+        self.refused(replace(config, password=None), "refuses user")
+        self.refused(replace(config, user="nobody'; --"), "refuses user")
+
+    def test_nobody_there(self, config: PGVectorConfig) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+            said = self.refused(replace(config, host="127.0.0.1", port=port), "nobody answers there")
+        assert "Check that the server runs and that host and port are right" in said
+        assert str(config.password) not in said
+        self.refused(replace(config, host="no-such-host.invalid"), "host name is not known. Check host")
+
+    def test_somebody_else_there(self, config: PGVectorConfig) -> None:
+        """A server that takes the connection and says nothing is given up after the time limit."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            quick = replace(config, host="127.0.0.1", port=port, timeout_seconds=2)
+            self.refused(quick, "nobody answers there.*timeout")
+
+    def test_missing_database(self, config: PGVectorConfig) -> None:
+        said = self.refused(replace(config, database="no such"), "there is no such database. Create it")
+        assert "'no such' on" in said
+
+    def test_foreign_table(self, config: PGVectorConfig, postgres: Server) -> None:
+        get_vector_store(HashModel(), config).close()
+        with connect(postgres) as connection:
+            connection.execute(f'create table "{config.schema}".ai4rag_foreign (id int)')
+        with pytest.raises(VectorStoreInitializationError, match="was not made by this toolkit"):
+            get_vector_store(HashModel(), config, "ai4rag_foreign")
+        assert PGVectorStore.list_collections(config) == {}
+
+    @pytest.fixture()
+    def guest(self, config: PGVectorConfig, postgres: Server) -> Iterator[PGVectorConfig]:
+        """A role with no rights, and a database without the extension."""
+        name, password = f"guest_{secrets.token_hex(4)}", secrets.token_hex(8)
+        try:
+            with connect(postgres) as connection:
+                connection.execute(f"create role {name} login password '{password}'")
+                connection.execute(f"create database {name}")
+        except psycopg.errors.InsufficientPrivilege:
+            pytest.skip("the user of the server may not make roles and databases")
+        yield replace(config, user=name, password=password, database=name)
+        with connect(postgres) as connection:
+            connection.execute(f"drop database {name} with (force)")
+            connection.execute(f"drop owned by {name} cascade")
+            connection.execute(f"drop role {name}")
+
+    def test_missing_extension(self, guest: PGVectorConfig, postgres: Server) -> None:
+        said = self.refused(guest, "has no extension 'vector', and user 'guest_.*' has no right to make it")
+        assert "Ask its administrator to run there: CREATE EXTENSION IF NOT EXISTS vector" in said
+        with connect(postgres, dbname=guest.database) as connection:
+            connection.execute("create schema tools; create extension vector schema tools")
+        said = self.refused(guest, f"has no schema '{guest.schema}', and user")
+        assert f'CREATE SCHEMA IF NOT EXISTS "{guest.schema}"' in said
+
+    def test_an_extension_in_a_schema_of_its_own(self, guest: PGVectorConfig, postgres: Server) -> None:
+        with connect(postgres, dbname=guest.database) as connection:
+            connection.execute("create schema tools; create extension vector schema tools")
+            connection.execute(f"grant usage on schema tools to {guest.user}")
+            connection.execute(f'create schema "{guest.schema}" authorization {guest.user}')
+        with get_vector_store(HashModel(), replace(guest, exact_rows=5)) as store:
+            store.add_documents(random_chunks(20))
+            assert store._indexed and len(store.search("word1", 5, "hybrid")) == 5
+
+    def test_a_reader_without_rights(
+        self, guest: PGVectorConfig, config: PGVectorConfig, postgres: Server
+    ) -> None:
+        with get_vector_store(HashModel(), config, "ai4rag_read") as store:
+            store.add_documents(random_chunks(20))
+        with connect(postgres) as connection:
+            connection.execute(f'grant usage on schema "{config.schema}" to {guest.user}')
+            connection.execute(f'grant select on all tables in schema "{config.schema}" to {guest.user}')
+        reader = replace(guest, database=config.database, exact_rows=5)
+        with get_vector_store(HashModel(), reader, "ai4rag_read") as store:
+            assert len(store.search("word1", 5, "hybrid")) == 5 and not store._indexed
+            with pytest.raises(IndexingError, match=r"has no right to .*GRANT USAGE, CREATE ON SCHEMA"):
+                store.add_documents(random_chunks(3))
+            with pytest.raises(IndexingError, match="has no right to"):
+                store.drop()
+            assert store.count() == 20
+        with pytest.raises(IndexingError, match="has no right to"):
+            get_vector_store(HashModel(), reader, "ai4rag_new").add_documents(random_chunks(3))
+
+    def test_a_database_in_another_encoding(self, guest: PGVectorConfig, postgres: Server) -> None:
+        name = f"{guest.user}_latin"
+        with connect(postgres) as connection:
+            connection.execute(
+                f"create database {name} encoding 'LATIN1' locale 'C' template template0 owner {guest.user}"
+            )
+            with connect(postgres, dbname=name) as inside:
+                inside.execute("create extension vector")
+                inside.execute(f'create schema "{guest.schema}"')
+            try:
+                self.refused(replace(guest, database=name), "its encoding is LATIN1")
+            finally:
+                connection.execute(f"drop database {name} with (force)")
+
+    def test_from_the_environment(self, config: PGVectorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in [
+            ("HOST", config.host),
+            ("PORT", str(config.port)),
+            ("DB", config.database),
+            ("USER", config.user),
+            ("PASSWORD", str(config.password)),
+        ]:
+            monkeypatch.setenv(f"PGVECTOR_{name}", value)
+        again = replace(PGVectorConfig.from_env(), schema=config.schema)
+        with get_vector_store(HashModel(), again) as store:
+            assert store.add_documents(random_chunks(2)) == 2
+
+
+class TlsFront:
+    """Speak TLS before a server that does not: answer the request for it, then pass bytes on."""
+
+    def __init__(self, server: Server, certificate: Path, key: Path) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(certificate, key)
+        self.target = (server.place.host, server.place.port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            assert client.recv(8) == b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+            client.sendall(b"S")
+            secure = self.context.wrap_socket(client, server_side=True)
+            back = socket.create_connection(self.target)
+            threading.Thread(target=self.passing, args=(back, secure), daemon=True).start()
+            self.passing(secure, back)
+
+    @staticmethod
+    def passing(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        self.listener.close()
+
+
+def certificate(folder: Path, name: str, host: str) -> tuple[Path, Path]:
+    """Make a certificate that signs itself."""
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={host}",
+    ]
+    command += ["-addext", f"subjectAltName=DNS:{host}", "-keyout", str(key), "-out", str(made)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"openssl makes no certificate: {error}")
+    return made, key
+
+
+class TestTls:
+    """A server proves who it is, when a certificate of its authority is given."""
+
+    def test_own_authority(self, config: PGVectorConfig, postgres: Server, tmp_path: Path) -> None:
+        trusted, key = certificate(tmp_path, "trusted", "localhost")
+        other, _ = certificate(tmp_path, "other", "localhost")
+        front = TlsFront(postgres, trusted, key)
+        secure = replace(config, host="localhost", port=front.port, ca_cert=str(trusted))
+        try:
+            with get_vector_store(HashModel(), secure) as store:
+                store.add_documents(random_chunks(5))
+                with store._pool.lend() as connection:
+                    assert connection.pgconn.ssl_in_use
+            for wrong in (replace(secure, ca_cert=str(other)), replace(secure, host="127.0.0.1")):
+                with pytest.raises(
+                    VectorStoreInitializationError, match="certificate cannot be verified"
+                ) as caught:
+                    get_vector_store(HashModel(), wrong)
+                assert "Give the certificate of its authority (ca_cert, PGVECTOR_CA_CERT)" in str(
+                    caught.value
+                )
+        finally:
+            front.close()
+
+    def test_no_silent_fall_back(self, config: PGVectorConfig, postgres: Server, tmp_path: Path) -> None:
+        if not postgres.can_stop:
+            pytest.skip("the server is somebody's own and may speak TLS")
+        trusted, _ = certificate(tmp_path, "trusted", "localhost")
+        with pytest.raises(VectorStoreInitializationError, match="the server speaks no TLS"):
+            get_vector_store(HashModel(), replace(config, ca_cert=str(trusted)))
+        (tmp_path / "broken.pem").write_text("no certificate")
+        with pytest.raises(VectorStoreInitializationError):
+            get_vector_store(HashModel(), replace(config, ca_cert=str(tmp_path / "broken.pem")))
+
+
+class TestNames:
+    """Nothing that users write becomes a part of a statement, and no name is cut."""
+
+    def test_long_names_do_not_meet(self, opener: Opener) -> None:
+        names = ["ai4rag_" + "x" * 55 + end for end in "ab"]
+        assert all(len(name) == 63 for name in names)
+        first, second = (opener(HashModel(), name, exact_rows=0) for name in names)
+        first.add_documents(random_chunks(5))
+        second.add_documents(random_chunks(3, seed=1))
+        first._write_notes({"which": "first"})
+        assert (first.count(), second.count()) == (5, 3) and "which" not in second._read_notes()
+        assert first._indexed and second._indexed
+        second.drop()
+        assert len(first.search("word1", 5, "hybrid")) == 5 and first._read_notes(["which"]) == {
+            "which": "first"
+        }
+        kinds = ("words", "pending", "notes", "hnsw", "document", "words_index")
+        assert all(len(TableNames("s", names[0]).beside(kind)) <= 63 for kind in kinds)
+
+    def test_names_are_quoted(self, opener: Opener, config: PGVectorConfig, postgres: Server) -> None:
+        store = opener(HashModel(), "ai4rag_select", schema=config.schema + "_Mixed")
+        store.add_documents(random_chunks(3))
+        assert PGVectorStore.list_collections(store.config) == {"ai4rag_select": 3}
+        store.drop()
+        with connect(postgres) as connection:
+            connection.execute(f'drop schema "{config.schema}_Mixed" cascade')
+
+    @pytest.mark.parametrize(
+        "evil",
+        [
+            "'; drop schema public cascade; --",
+            '"; select 1; --',
+            "%s %(keys)s",
+            "$1",
+            "{table}",
+            "\\'",
+            "a\u2028b",
+            "😀",
+        ],
+    )
+    def test_injection_through_ids_and_texts(self, opener: Opener, evil: str) -> None:
+        store = opener(HashModel(), "ai4rag_evil")
+        rows = [chunk(evil, 1, evil, **{evil: evil}), *random_chunks(5)]
+        store.add_documents(rows)
+        store._write_notes({evil: evil})
+        assert store.verify(rows).whole and store.documents() == {**{"a.md": 5}, evil: 1}
+        assert [hit.text for hit in store.search(evil, 1, document_ids=[evil])] == [evil]
+        assert store.get_chunks([(evil, 1)]) == rows[:1] and store._read_notes([evil]) == {evil: evil}
+        assert store.delete_documents([evil]) == 1 and store.count() == 5
+
+    def test_nul_is_refused_and_an_escaped_one_kept(self, opener: Opener) -> None:
+        store = opener(HashModel(), "ai4rag_nul")
+        with pytest.raises(InputError, match="contains a NUL"):
+            store.add_documents([chunk("a\x00b")])
+        with pytest.raises(InputError, match="contains a NUL"):
+            store.search("a\x00b")
+        rows = [chunk("fine", 1, heading="a\x00b")]
+        store.add_documents(rows)
+        assert store.get_chunks([("a.md", 1)]) == rows and store.verify(rows).whole
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def sessions(server: Server) -> int:
+    with connect(server) as connection:
+        query = "select count(*) from pg_stat_activity where application_name = 'ai4rag_nb'"
+        return connection.execute(query).fetchone()[0]
+
+
+class TestPool:
+    """Connections are shared, few, and given back."""
+
+    def test_stores_share_a_pool(self, opener: Opener, postgres: Server) -> None:
+        before = sessions(postgres)
+        stores = [opener(HashModel(4), pool_size=4, metric=("cosine", "l2", "ip")[n % 3]) for n in range(30)]
+        with ThreadPoolExecutor(15) as pool:
+            loaded = list(pool.map(lambda store: store.add_documents(random_chunks(3)), stores))
+        assert loaded == [3] * 30 and len({id(store._pool) for store in stores}) == 1
+        assert sessions(postgres) - before <= 4
+
+    def test_nothing_is_left_behind(self, config: PGVectorConfig, postgres: Server) -> None:
+        threads, before = set(threading.enumerate()), sessions(postgres)
+        with get_vector_store(HashModel(), config) as store, get_vector_store(HashModel(), config) as other:
+            store.add_documents(random_chunks(5))
+            other.add_documents(random_chunks(5))
+            store.close()
+            assert other.count() == 5
+        for _ in range(3):
+            PGVectorStore.list_collections(config)
+            with pytest.raises(VectorStoreInitializationError):
+                get_vector_store(HashModel(), replace(config, language="nolanguage"))
+            with pytest.raises(VectorStoreInitializationError):
+                get_vector_store(HashModel(3), config, other.collection_name)
+        assert wait_until(lambda: set(threading.enumerate()) <= threads)
+        assert wait_until(lambda: sessions(postgres) == before)
+
+    def test_a_child_process_opens_its_own(self, opener: Opener) -> None:
+        store = opener(HashModel(), "ai4rag_forked")
+        store.add_documents(random_chunks(3))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                store.count()
+            except AI4RAGError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        assert b"opened in another process. Open it in this one" in os.read(reader, 1_000)
+        os.close(reader)
+        assert store.count() == 3
+
+    def test_slow_statements_are_cut_off(self, opener: Opener) -> None:
+        store = opener(HashModel(), timeout_seconds=1)
+        store.add_documents(random_chunks(3))
+        sleep = store._names.fill("select pg_sleep(5) from {table}")
+        with pytest.raises(IndexingError, match=r"it took longer than 1 seconds. Raise timeout_seconds"):
+            store._rows_of("search", sleep)
+        assert store.count() == 3
+
+    def test_a_collection_that_somebody_dropped(self, opener: Opener) -> None:
+        store, other = opener(HashModel(), "ai4rag_gone"), opener(HashModel(), "ai4rag_gone")
+        store.add_documents(random_chunks(3))
+        other.drop()
+        with pytest.raises(IndexingError, match=r"does not exist\. Load it with add_documents"):
+            store.search("word1")
+        assert store.count() == 0
+        store.add_documents(random_chunks(2))
+        assert other.count() == 2 and len(other.search("word1")) == 2
+
+
+class TestSecrets:
+    """A password is shown nowhere."""
+
+    def test_password(
+        self,
+        opener: Opener,
+        config: PGVectorConfig,
+        postgres: Server,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        secret = str(config.password)
+        shown = [repr(config), str(config), str(config.binding())]
+        store = opener(HashModel(), "ai4rag_secret")
+        store.add_documents(random_chunks(3))
+        shown += [
+            repr(store),
+            str(store),
+            repr(store._pool),
+            repr(store._pool._pool),
+            str(store.properties()),
+        ]
+        wrong = [
+            replace(config, port=1),
+            replace(config, database="no"),
+            replace(config, user="no"),
+            replace(config, host="x.invalid"),
+        ]
+        for other in wrong:
+            with pytest.raises(AI4RAGError) as caught:
+                get_vector_store(HashModel(), other)
+            shown += traceback.format_exception(caught.value)
+        store._names = replace(store._names, schema="nowhere")
+        with pytest.raises(AI4RAGError) as caught:
+            store.count()
+            store._fetch(["x"])
+        shown += traceback.format_exception(caught.value)
+        shown += [record.getMessage() for record in caplog.records]
+        shown += [f"{record.__dict__}" for record in caplog.records]
+        shown += list(capfd.readouterr())
+        assert secret and not any(secret in text for text in shown)
+        assert "password" in asdict(config)
+
+
+def load_part(config: PGVectorConfig, part: int) -> int:
+    with get_vector_store(HashModel(4), config, "ai4rag_processes") as store:
+        own = store.add_documents(random_chunks(300, seed=part, document=f"{part}.md"))
+        return own + store.add_documents(random_chunks(50, seed=99, document="shared.md"))
+
+
+class TestManyProcesses:
+    """Processes share a collection."""
+
+    def test_processes_load_one_collection(self, config: PGVectorConfig, opener: Opener) -> None:
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(3) as pool:
+            assert pool.starmap(load_part, [(config, part) for part in range(3)]) == [350] * 3
+        store = opener(HashModel(4), "ai4rag_processes")
+        expected = [row for part in range(3) for row in random_chunks(300, seed=part, document=f"{part}.md")]
+        assert store.verify([*expected, *random_chunks(50, seed=99, document="shared.md")]).whole
+        assert len(store.search("word0 word1", 1_000, "keyword")) > 900
+
+    def test_two_loads_of_the_same_rows(self, opener: Opener) -> None:
+        rows = random_chunks(1_500)
+        stores = [opener(HashModel(4), "ai4rag_same") for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            orders = [rows, rows[::-1], rows[700:] + rows[:700], rows]
+            loads = list(
+                pool.map(lambda pair: pair[0].add_documents(pair[1]), zip(stores, orders, strict=True))
+            )
+        assert loads == [1_500] * 4 and stores[0].verify(rows).whole
+
+    def test_what_a_registry_does(self, config: PGVectorConfig, tmp_path: Path) -> None:
+        cache = Cache.open(tmp_path / "cache.sqlite")
+        registry, model, loads = CollectionRegistry(cache), HashModel(), []
+
+        def load(store: Any) -> int:
+            loads.append(store.collection_name)
+            return store.add_documents(random_chunks(4))
+
+        for expected in (False, True):
+            opened = open_collection(registry, model, config, "f" * 64, load)
+            assert opened.reused is expected
+            opened.store.close()
+        with get_vector_store(model, config, "ai4rag_orphan") as orphan:
+            orphan.add_documents(random_chunks(2))
+        assert len(loads) == 1 and find_orphans(registry, config) == {"ai4rag_orphan": 2}
+        assert str(config.password) not in str(registry.records())
+        cache.close()
+
+
+@pytest.fixture()
+def stoppable(postgres: Server) -> PostgresServer:
+    if not isinstance(postgres, PostgresServer):
+        pytest.skip("the server is somebody's own and is not stopped")
+    return postgres
+
+
+class TestRestarts:
+    """A server that goes away."""
+
+    def test_broken_connections_are_replaced(self, opener: Opener, postgres: Server) -> None:
+        store = opener(HashModel(), pool_size=3)
+        store.add_documents(random_chunks(20))
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(store.search, ["word1"] * 9))
+        expected = store.search("word1", 5, "hybrid")
+        with connect(postgres) as connection:
+            end = (
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ai4rag_nb'"
+            )
+            assert len(connection.execute(end).fetchall()) >= 1
+        assert store.search("word1", 5, "hybrid") == expected
+        assert store.add_documents(random_chunks(3, document="b.md")) == 3 and store.count() == 23
+
+    def test_restart_in_mid_run(self, opener: Opener, stoppable: PostgresServer) -> None:
+        store = opener(HashModel(), pool_size=4)
+        store.add_documents(random_chunks(100))
+        questions = [f"word{n} word{n + 1}" for n in range(40)]
+        expected = [store.search(question, 5, "hybrid") for question in questions]
+        answered = threading.Semaphore(0)
+
+        def ask(question: str) -> Any:
+            found = store.search(question, 5, "hybrid")
+            answered.release()
+            return found
+
+        with ThreadPoolExecutor(4) as pool:
+            running = pool.map(ask, questions * 10)
+            for _ in range(20):
+                answered.acquire()
+            stoppable.stop()
+            stoppable.start()
+            for _ in range(20):
+                answered.acquire()
+            stoppable.stop(signal.SIGQUIT)
+            stoppable.start()
+            assert list(running) == expected * 10
+
+    def test_killed_in_mid_load(self, opener: Opener, stoppable: PostgresServer) -> None:
+        store, rows = opener(HashModel(4), "ai4rag_killed", timeout_seconds=3), random_chunks(3_500)
+
+        def kill(done: int, _: int) -> None:
+            if done == 2_000:
+                stoppable.stop(signal.SIGQUIT)
+
+        with pytest.raises(IndexingError, match=r"there is no connection .*what was loaded is kept"):
+            store.add_documents(rows, on_progress=kill)
+        with pytest.raises(IndexingError, match="there is no connection"):
+            store.search("word1")
+        stoppable.start()
+        assert store.count() == 2_000
+        written: list[int] = []
+        real = type(store)._copy
+        store._copy = lambda keys, *rest: (written.append(len(keys)), real(store, keys, *rest))[0]  # type: ignore[method-assign]
+        assert store.add_documents(rows, resume=True) == 3_500
+        assert written == [1_000, 500] and store.verify(rows).whole
+        assert len(store.search("word0", 4_000, "keyword")) == sum(
+            "word0" in row.text.split() for row in rows
+        )
+
+    def test_a_batch_is_whole_or_not_there(self, opener: Opener, postgres: Server) -> None:
+        store = opener(HashModel(4), "ai4rag_batch", keyword="bm25")
+        rows = random_chunks(1_800)
+
+        def cut(done: int, _: int) -> None:
+            with connect(postgres) as connection:
+                connection.execute(
+                    f'alter table "{store.config.schema}".ai4rag_batch add check (id <> id) not valid'
+                )
+
+        with pytest.raises(IndexingError, match="violates check constraint"):
+            store.add_documents(rows, on_progress=cut)
+        words = store._rows_of("count", store._names.fill("select count(*) from {words}"))[0][0]
+        assert store.count() == 1_000 == words
