@@ -11,16 +11,18 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from store_contract import WORDS, HashModel, Opener, StoreContract, chunk, random_chunks
+from store_contract import WORDS, HashModel, Opener, StoreContract, bm25, chunk, random_chunks
 
 from ai4rag_nb.foundations.cache import Cache
 from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import (
+    IndexingError,
     AI4RAGError,
     InputError,
     NotAvailableError,
@@ -420,7 +422,25 @@ class TestCollections:
         prints = {indexing_fingerprint(*base)}
         for place, other in enumerate([["d2", "d1"], {"size": 65}, {"model": "n"}, "l2"]):
             prints.add(indexing_fingerprint(*[other if place == n else part for n, part in enumerate(base)]))
-        assert len(prints) == 5
+        prints.add(indexing_fingerprint(*base, "bm25"))
+        assert len(prints) == 6
+        assert indexing_fingerprint(*base) == indexing_fingerprint(*base, "native")
+
+    def test_keyword_modes_have_collections_of_their_own(
+        self, registry: CollectionRegistry, config: MilvusLiteConfig
+    ) -> None:
+        names = set()
+        for mode in ("native", "bm25", "native"):
+            opened = open_collection(
+                registry,
+                HashModel(),
+                replace(config, keyword=mode),
+                indexing_fingerprint("d", "c", "m", "cosine", mode),
+                lambda store: store.add_documents(random_chunks(3)),
+            )
+            names.add(opened.record.collection_name)
+            opened.store.close()
+        assert len(names) == 2 and set(list_collections(config)) == names
 
     def test_a_second_run_loads_nothing(self, registry: CollectionRegistry, config: MilvusLiteConfig) -> None:
         model, loads = HashModel(), []
@@ -530,8 +550,14 @@ class TestCollections:
         assert list(list_collections(config).values()) == [6]
         assert [record.state for record in registry.records()] == ["complete"]
 
-    @pytest.mark.parametrize("moment", ["named", "first batch", "flushed", "0.05", "0.6"])
-    def test_a_load_that_was_killed_is_found_and_built_again(self, tmp_path: Path, moment: str) -> None:
+    @pytest.mark.parametrize("mode", ["native", "bm25"])
+    @pytest.mark.parametrize(
+        ("moment", "batches"),
+        [("named", 3), ("first batch", 2), ("flushed", 1), ("0.05", None), ("0.6", None)],
+    )
+    def test_a_load_that_was_killed_goes_on_at_its_batch(
+        self, tmp_path: Path, moment: str, batches: int | None, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """kill -9 between the record and its completion, at three exact and two arbitrary moments."""
         code = script("""
             from ai4rag_nb.foundations.cache import Cache
@@ -549,29 +575,87 @@ class TestCollections:
                 store.add_documents(chunks(1001, 2001))
                 wait("flushed")
                 time.sleep(60)
-                return 2000
-            open_collection(CollectionRegistry(Cache.open(sys.argv[1])), Model(), MilvusLiteConfig(sys.argv[2]), "print", load)
+                return 2500
+            config = MilvusLiteConfig(sys.argv[2], keyword=sys.argv[4])
+            open_collection(CollectionRegistry(Cache.open(sys.argv[1])), Model(), config, "print", load)
         """)
         cache_path, store_path = str(tmp_path / "cache.sqlite"), str(tmp_path / "store.db")
-        kill_after(
-            start_child(code, cache_path, store_path, moment), "now", float(moment) if moment[0] == "0" else 0
-        )
-        registry, config = CollectionRegistry(Cache.open(cache_path)), MilvusLiteConfig(store_path)
+        child = start_child(code, cache_path, store_path, moment, mode)
+        kill_after(child, "now", float(moment) if moment[0] == "0" else 0)
+        registry = CollectionRegistry(Cache.open(cache_path))
+        config = MilvusLiteConfig(store_path, keyword=mode)
         assert [record.state for record in registry.records()] == ["loading"]
-        orphans = find_orphans(registry, config)
-        assert set(orphans) <= {registry.records()[0].collection_name}
-        loaded = []
+        begun = registry.records()[0].collection_name
+        assert set(find_orphans(registry, config)) <= {begun}
+        rows = [chunk(f"text {number}", number, "d") for number in range(1, 2_501)]
+        written: list[int] = []
+        real = MilvusLiteStore._write
+
+        def counted(self: Any, batch: Any, *rest: Any) -> None:
+            written.append(len(batch))
+            real(self, batch, *rest)
+
+        monkeypatch.setattr(MilvusLiteStore, "_write", counted)
+        opened = open_collection(
+            registry, HashModel(4), config, "print", lambda store: store.add_documents(rows, resume=True)
+        )
+        if batches is not None:
+            assert written == [1_000, 1_000, 500][3 - batches :]
+        assert not opened.reused and opened.record.collection_name == begun
+        assert opened.store.verify(rows).whole
+        expected = sorted(
+            (bm25([row.text for row in rows], "text 77", 1.2 if mode == "bm25" else 1.5)).values()
+        )
+        hits = opened.store.search("text 77", 1, "keyword")
+        assert hits[0].sequence_number == 77 and hits[0].score == pytest.approx(expected[-1], rel=1e-4)
+        opened.store.close()
+        assert list_collections(config) == {begun: 2_500}
+        assert [(record.state, record.chunks) for record in registry.records()] == [("complete", 2_500)]
+        registry.cache.close()
+
+    def test_a_store_that_fails_in_mid_load_is_gone_on_with(
+        self, registry: CollectionRegistry, config: MilvusLiteConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server is gone behind the second batch, comes back, and the third run writes the rest."""
+        rows, written = random_chunks(3_500), []
+        real = MilvusLiteStore._write
+
+        def failing(self: Any, batch: Any, *rest: Any) -> None:
+            if len(written) in failures:
+                failures.remove(len(written))
+                raise IndexingError("The server is gone.")
+            written.append(len(batch))
+            real(self, batch, *rest)
 
         def load(store: BaseVectorStore) -> int:
-            loaded.append(store.collection_name)
-            return store.add_documents(random_chunks(2_000))
+            return store.add_documents(rows, resume=True)
 
+        failures = {2}
+        monkeypatch.setattr(MilvusLiteStore, "_write", failing)
+        with pytest.raises(IndexingError, match="The server is gone"):
+            open_collection(registry, HashModel(4), config, "print", load)
+        assert [record.state for record in registry.records()] == ["loading"]
         opened = open_collection(registry, HashModel(4), config, "print", load)
-        assert not opened.reused and opened.store.count() == 2_000 and len(loaded) == 1
         opened.store.close()
-        assert list_collections(config) == {loaded[0]: 2_000}
-        assert [(record.state, record.chunks) for record in registry.records()] == [("complete", 2_000)]
-        registry.cache.close()
+        assert written == [1_000, 1_000, 1_000, 500] and len(list_collections(config)) == 1
+
+    def test_what_was_left_but_does_not_fit_is_built_again(
+        self, registry: CollectionRegistry, config: MilvusLiteConfig
+    ) -> None:
+        rows = random_chunks(5)
+
+        def stray(store: BaseVectorStore) -> int:
+            store.add_documents(random_chunks(3, document="stray.md"))
+            raise IndexingError("The server is gone.")
+
+        with pytest.raises(IndexingError):
+            open_collection(registry, HashModel(4), config, "print", stray)
+        opened = open_collection(
+            registry, HashModel(4), config, "print", lambda store: store.add_documents(rows, resume=True)
+        )
+        assert opened.store.verify(rows).whole and opened.store.documents() == {"a.md": 5}
+        opened.store.close()
+        assert list(list_collections(config).values()) == [5]
 
     def test_cleaning(self, registry: CollectionRegistry, config: MilvusLiteConfig) -> None:
         model = HashModel()

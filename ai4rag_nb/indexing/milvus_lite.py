@@ -59,7 +59,7 @@ class MilvusLitePlace(MilvusCalls):
         """Drop collections that no store of this process uses."""
         return drop_collections(config, names)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #3863aed1
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #f2088820
 class MilvusLiteConnection(MilvusLitePlace):
     """Open and close a collection of Milvus Lite."""
 
@@ -90,6 +90,10 @@ class MilvusLiteConnection(MilvusLitePlace):
         with self._lock, milvus_errors(f"{action} '{self.collection_name}'", self._file.path):
             yield
 
+    def properties(self) -> StoreProperties:
+        """Say what the store is."""
+        return _properties(self)
+
     def close(self) -> None:
         """Give back what the store holds; the collection stays."""
         with self._lock:
@@ -97,7 +101,22 @@ class MilvusLiteConnection(MilvusLitePlace):
         if not already:
             leave_collection(self._file, self.collection_name)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #33496204
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #9ca490d9
+def _properties(
+    store: MilvusLiteConnection,  # an open store
+) -> StoreProperties:  # what it is
+    """Say what Milvus Lite is."""
+    words = {"native": "BM25 of Milvus Lite (k1 1.5, b 0.75)", "bm25": "BM25 of this toolkit"}
+    return StoreProperties(
+        product=f"Milvus Lite {version('milvus-lite')}",
+        remote=False,
+        keyword_search=words[store._keyword],
+        exact_rows=store.exact_rows,
+        index="HNSW",
+        largest_dimension=MAXIMUM_DIMENSION,
+    )
+
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #9258f608
 @register_store("milvus_lite")
 class MilvusLiteStore(MilvusLiteConnection):
     """Keep the chunks of one collection in a local Milvus Lite file."""
@@ -119,10 +138,6 @@ class MilvusLiteStore(MilvusLiteConnection):
             self.close()
             raise
 
-    def properties(self) -> StoreProperties:
-        """Say what the store is."""
-        return _properties(self)
-
     def _delete(self, keys: Sequence[str]) -> None:
         super()._delete(keys)
         self._deleted = True
@@ -132,13 +147,15 @@ class MilvusLiteStore(MilvusLiteConnection):
             if not self._exists():
                 return
             self._client.flush(self.collection_name)
-            if merge_segments(self._file, self.collection_name, self._deleted) > 1 or self._deleted:
-                self._client.release_collection(self.collection_name)
+            if self._keyword == "native":
+                merged = merge_segments(self._file, self.collection_name, self._deleted) > 1
+                if merged or self._deleted:
+                    self._client.release_collection(self.collection_name)
             self._deleted = False
             exact = self.count() <= self.exact_rows
             prepare_index(self._client, self.collection_name, self.distance_metric, self._keyword, exact)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #ff3415fd
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #bbe17f06
 def _adopt(
     store: MilvusLiteConnection,  # a store that has just been opened
 ) -> None:
@@ -151,21 +168,6 @@ def _adopt(
         check_made(name, made_settings(client, name), {**wanted, "keyword": store._keyword})
         rows = int(client.get_collection_stats(name)["row_count"])
         prepare_index(client, name, metric, store._keyword, rows <= store.exact_rows)
-
-
-def _properties(
-    store: MilvusLiteConnection,  # an open store
-) -> StoreProperties:  # what it is
-    """Say what Milvus Lite is."""
-    words = {"native": "BM25 of Milvus Lite (k1 1.5, b 0.75)", "bm25": "BM25 of this toolkit"}
-    return StoreProperties(
-        product=f"Milvus Lite {version('milvus-lite')}",
-        remote=False,
-        keyword_search=words[store._keyword],
-        exact_rows=store.exact_rows,
-        index="HNSW",
-        largest_dimension=MAXIMUM_DIMENSION,
-    )
 
 # %% ../../nbs/01_indexing/16_milvus_lite.ipynb #9414a5ea
 def list_collections(

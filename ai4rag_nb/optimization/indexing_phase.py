@@ -70,13 +70,13 @@ def cut_documents(
         )
     return chunks
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #83c61646
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #9e33559c
 def load_chunks(
     work: IndexingPhase,  # what indexes are made from
-    store: BaseVectorStore,  # an empty collection
+    store: BaseVectorStore,  # an empty collection, or one that a broken-off load has left
     chunks: Sequence[AI4RAGChunk],  # what to load
 ) -> int:  # how many chunks were loaded
-    """Embed chunks and write them into a collection."""
+    """Embed chunks, write those into a collection that are not there, and read all of them back."""
     texts = [chunk.text for chunk in chunks]
     label = f"Embedding with {store.embedding_model.name}"
     with phase(work.bus, ExperimentStep.EMBEDDING, label, len(set(texts)), "texts") as counter:
@@ -89,9 +89,16 @@ def load_chunks(
     with phase(
         work.bus, ExperimentStep.EMBEDDING, "Loading the collection", len(chunks), "chunks"
     ) as counter:
-        return store.add_documents(chunks, vectors, on_progress=counter.advance_to)
+        loaded = store.add_documents(chunks, vectors, on_progress=counter.advance_to, resume=True)
+        report = store.verify(chunks)
+    if not report.whole:
+        raise IndexingError(
+            f"The collection '{store.collection_name}' holds {report}.",
+            remedy="Run the same again; it will be built anew.",
+        )
+    return loaded
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #c28d27e4
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #9179373b
 _KIND = "chunkings"  # kind of the remembered digests
 
 
@@ -113,8 +120,8 @@ def open_index(
     def load(store: BaseVectorStore) -> int:
         return load_chunks(work, store, chunks if chunks is not None else cut_documents(work, chunker))
 
-    metric = getattr(work.config, "distance_metric", "cosine")
-    fingerprint = indexing_fingerprint(digest, None, model.fingerprint(), metric)
+    searches = getattr(work.config, "distance_metric", "cosine"), getattr(work.config, "keyword", "native")
+    fingerprint = indexing_fingerprint(digest, None, model.fingerprint(), *searches)
     opened = open_collection(CollectionRegistry(work.cache), model, work.config, fingerprint, load)
     how = "found" if opened.reused else "built"
     message = f"Collection {opened.record.collection_name} {how}: {opened.record.chunks} chunks."
