@@ -39,6 +39,7 @@ from small_world import (
 )
 
 from ai4rag_nb.foundations.errors import (
+    VectorStoreInitializationError,
     AI4RAGError,
     BenchmarkError,
     InputError,
@@ -1211,15 +1212,28 @@ def test_questions_that_cannot_be_asked_are_named(tmp_path: Path, monkeypatch: p
         assert paid(stub) == 0
 
 
-def test_later_names_are_refused_before_anything_is_called(tmp_path: Path, stub: OpenAIStub) -> None:
-    from ai4rag_nb import PGVectorConfig
+@pytest.mark.parametrize("provider", ["milvus", "pgvector"])
+def test_a_server_that_is_not_there_is_named_before_anything_is_paid(
+    tmp_path: Path, stub: OpenAIStub, provider: str
+) -> None:
+    from ai4rag_nb import MilvusConfig, PGVectorConfig
 
+    config = {
+        "milvus": MilvusConfig("http://127.0.0.1:1", token="root:very-secret", timeout_seconds=2),
+        "pgvector": PGVectorConfig("127.0.0.1", 1, password="very-secret", timeout_seconds=2),
+    }[provider]
+    experiment = make_experiment(tmp_path, vector_store_config=config)
+    with pytest.raises(VectorStoreInitializationError) as caught:
+        experiment.search()
+    assert "127.0.0.1" in str(caught.value) and "very-secret" not in str(caught.value)
+    assert paid(stub) == 0
+
+
+def test_later_names_are_refused_before_anything_is_called(tmp_path: Path, stub: OpenAIStub) -> None:
     with pytest.raises(NotAvailableError):
         make_experiment(tmp_path, optimizer="bayes")
     with pytest.raises(InputError):
         make_experiment(tmp_path, optimizer="bayess")
-    with pytest.raises(NotAvailableError):
-        make_experiment(tmp_path, vector_store_config=PGVectorConfig())
     with pytest.raises(NotAvailableError):
         make_experiment(
             tmp_path, small_space(foundation_model=[SPEC_CHAT, "openai:other"]), n_mps_foundation_models=1

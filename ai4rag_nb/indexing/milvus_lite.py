@@ -59,7 +59,7 @@ class MilvusLitePlace(MilvusCalls):
         """Drop collections that no store of this process uses."""
         return drop_collections(config, names)
 
-# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #f2088820
+# %% ../../nbs/01_indexing/16_milvus_lite.ipynb #edc036f6
 class MilvusLiteConnection(MilvusLitePlace):
     """Open and close a collection of Milvus Lite."""
 
@@ -72,8 +72,7 @@ class MilvusLiteConnection(MilvusLitePlace):
         self.collection_name = check_collection_name(collection_name or new_collection_name())
         self.embedding_model, self.config, self.exact_rows = embedding_model, config, config.exact_rows
         self.distance_metric = config.distance_metric
-        self._closed = self._found = False
-        self._file = MilvusLiteFile.open(config.db_path)
+        self._closed, self._file = False, MilvusLiteFile.open(config.db_path)
         self._lock = enter_collection(self._file, self.collection_name)
 
     def __repr__(self) -> str:

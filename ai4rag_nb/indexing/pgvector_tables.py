@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ['MADE_NOTE', 'PGVectorConnection', 'PGVectorAccess', 'PGVectorDescription', 'made_settings', 'PGVectorTables',
            'PGVectorCount']
 
-# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #405e6262
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #7d12ba4f
 MADE_NOTE = "_made"  # the note that says how a collection was made
 _COLUMNS = list(statements.CHUNK_COLUMNS)
 
@@ -47,16 +47,16 @@ class PGVectorConnection(BaseVectorStore):
     ) -> None:
         self.collection_name = check_collection_name(collection_name or new_collection_name())
         self.embedding_model, self.config, self.exact_rows = embedding_model, config, config.exact_rows
-        self.distance_metric, self._dimension = config.distance_metric, embedding_model.dimension
-        if self._dimension > statements.LARGEST_VECTOR:
-            raise VectorStoreInitializationError(
-                f"The model makes vectors of {self._dimension:,} numbers; pgvector holds 16,000.",
-                remedy="Use another store or another embedding model.",
-            )
+        self.distance_metric = config.distance_metric
         self._names = TableNames(config.schema, self.collection_name)
         self._closed = self._found = self._indexed = False
         self._rows = 0  # how many there were when the collection was last looked at
         self._pool = open_pool(config, self.collection_name)
+        try:
+            self._dimension = _usable_dimension(embedding_model)
+        except BaseException:
+            close_pool(self._pool, self.collection_name)
+            raise
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.collection_name!r}, {self.config!r})"
@@ -66,6 +66,18 @@ class PGVectorConnection(BaseVectorStore):
         already, self._closed = self._closed, True
         if not already:
             close_pool(self._pool, self.collection_name)
+
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #35761069
+def _usable_dimension(
+    embedding_model: BaseEmbeddingModel,  # the model; a remote one is asked, so the database is reached first
+) -> int:  # numbers in its vectors
+    """Refuse vectors that are too long for pgvector."""
+    if embedding_model.dimension > statements.LARGEST_VECTOR:
+        raise VectorStoreInitializationError(
+            f"The model makes vectors of {embedding_model.dimension:,} numbers; pgvector holds 16,000.",
+            remedy="Use another store or another embedding model.",
+        )
+    return embedding_model.dimension
 
 # %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #edf1db07
 class PGVectorAccess(PGVectorConnection):
@@ -89,7 +101,7 @@ class PGVectorAccess(PGVectorConnection):
             connection.execute(lock, {"lock": self._names.lock})
             yield connection
 
-# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #19b7afd2
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #493b3891
 class PGVectorDescription(PGVectorAccess):
     """Know whether the collection is there, and how it was made."""
 
