@@ -591,7 +591,7 @@ class TestRAG:
         calls: list[int] = []
         real = store._dense_hits
         monkeypatch.setattr(
-            store, "_dense_hits", lambda vectors, depth: calls.append(len(vectors)) or real(vectors, depth)
+            store, "_dense_hits", lambda vectors, *rest: calls.append(len(vectors)) or real(vectors, *rest)
         )
         query_rag(SimpleRAG(Model(), Retriever(store, 2)), [f"Step {n}?" for n in range(15)])
         assert calls == [15]
