@@ -24,7 +24,7 @@ from .store_checks import StoredRow
 __all__ = ['chunk_values', 'sparse_value', 'word_values', 'copy_rows', 'PGVectorWriter', 'PGVectorChanges', 'PGVectorBuilder',
            'PGVectorLoading']
 
-# %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #7e79bf1a
+# %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #99dc7de5
 def chunk_values(
     rows: Sequence[StoredRow],  # rows
     vectors: np.ndarray,  # float32, one row for each
@@ -130,7 +130,7 @@ class PGVectorChanges(PGVectorWriter):
             for statement in statements.DELETE_ROWS:
                 connection.execute(self._names.fill(statement), {"keys": list(keys)})
 
-# %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #5a4a54a2
+# %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #72ad3068
 class PGVectorBuilder(PGVectorChanges):
     """Build the indexes of a collection."""
 
@@ -138,7 +138,6 @@ class PGVectorBuilder(PGVectorChanges):
         if not self._found and not self._exists():
             return
         with self._writing("index", alone=True) as connection:
-            apply_settings(connection, {"statement_timeout": "0"}, only_now=True)
             if self.config.keyword == "native":
                 language = {"language": self._pool.facts.language}
                 connection.execute(self._names.fill(statements.MAKE_WORDS), language)

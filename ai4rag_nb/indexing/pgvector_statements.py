@@ -104,7 +104,7 @@ DELETE_ROWS = tuple(
     f"delete from {{{place}}} where id = any(%(keys)s)" for place in ("pending", "words", "table")
 )
 
-# %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #07336283
+# %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #5c07539f
 @dataclass(frozen=True)
 class CopyStatements:
     """Hold how rows come into a table."""
@@ -126,17 +126,21 @@ def copy_statements(
     new = sql.SQL(", ").join(
         sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in columns[1:]
     )
-    parts = {"columns": listed, "batch": batch, "new": new}
+    old, given = (
+        sql.SQL(", ").join(sql.SQL(f"{which}.{{}}").format(sql.Identifier(name)) for name in columns[1:])
+        for which in ("old", "excluded")
+    )
+    parts = {"columns": listed, "batch": batch, "new": new, "old": old, "given": given}
     texts = (
         f"copy {{{place}}} ({{columns}}) from stdin (format binary)",
         f"create temporary table {{batch}} (like {{{place}}}) on commit drop",
         "copy {batch} ({columns}) from stdin (format binary)",
-        f"insert into {{{place}}} ({{columns}}) select {{columns}} from {{batch}} order by id "
-        "on conflict (id) do update set {new}",
+        f"insert into {{{place}}} as old ({{columns}}) select {{columns}} from {{batch}} order by id "
+        "on conflict (id) do update set {new} where ({old}) is distinct from ({given})",
     )
     return CopyStatements(*(names.fill(text, **parts) for text in texts))
 
-# %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #84469065
+# %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #a7507c4f
 OPERATORS = {"cosine": "<=>", "l2": "<->", "ip": "<#>"}
 MAKE_WORDS = """
 with done as (delete from {pending} returning id)
@@ -145,7 +149,7 @@ select c.id, c.document_key, to_tsvector(%(language)s::oid::regconfig, c.text)
 from {table} c where c.id in (select id from done)
 on conflict (id) do update set words = excluded.words"""
 HAS_PENDING, NOTHING_PENDING = "select exists(select from {pending})", "delete from {pending}"
-INDEX_WORDS = "create index if not exists {index} on {words} using gin (words)"
+INDEX_WORDS = "create index if not exists {index} on {words} using gin (words) with (fastupdate = off)"
 ANALYZE = ("analyze {table}", "analyze {words}")
 
 
@@ -210,7 +214,7 @@ def distance_score(
         return 1.0 - distance
     return -(distance * distance) if metric == "l2" else -distance
 
-# %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #2f70b8a2
+# %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #2836c1c6
 _QUOTED = r"'''' || replace(replace(lexeme, '\', '\\'), '''', '''''') || ''''"
 _ASKED = f"""with asked as materialized (
   select string_agg({_QUOTED}, ' | ')::tsquery as words
@@ -224,7 +228,7 @@ def keyword_statement(
     """Find the rows that share a word with a question, by PostgreSQL's full text."""
     within = " and document_key = any(%(documents)s)" if filtered else ""
     found = (
-        "select id, ts_rank_cd(w.words, asked.words, 5) as score from {words} w, asked "
+        "select id, ts_rank(w.words, asked.words) as score from {words} w, asked "
         f"where w.words @@ asked.words{within} order by score desc, id limit %(depth)s"
     )
     return names.fill(

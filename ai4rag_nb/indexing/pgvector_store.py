@@ -145,7 +145,7 @@ class PGVectorKeywords(PGVectorSearch):
         with self._calls("search"):
             return found_rows(ask_all(self._pool, statement, questions, {}))
 
-# %% ../../nbs/01_indexing/18e_pgvector_store.ipynb #dce2e40c
+# %% ../../nbs/01_indexing/18e_pgvector_store.ipynb #8a09d970
 class PGVectorFacts(PGVectorKeywords):
     """Say what the store is."""
 
@@ -156,7 +156,7 @@ class PGVectorFacts(PGVectorKeywords):
     def properties(self) -> StoreProperties:
         """Say what the store is."""
         facts, dimension = self._pool.facts, self._dimension
-        full_text = f"full text of PostgreSQL ({self.config.language}; ts_rank_cd, not BM25)"
+        full_text = f"full text of PostgreSQL ({self.config.language}; ts_rank, not BM25)"
         indexes = {"vector": "HNSW", "halfvec": "HNSW in half precision"}
         return StoreProperties(
             product=f"PostgreSQL {facts.server}, pgvector {facts.pgvector}",
