@@ -56,11 +56,11 @@ class AllRouter(BaseRouter):
         """Give the name."""
         return {"router": "all"}
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #7cb7989d
+# %% ../../nbs/02_querying/06e_routing.ipynb #65be5ed6
 _RULES = {
     ContentType.TABLE: re.compile(
-        r"\b(tables?|rows?|columns?|list of|how (many|much)|which year|what year|highest|lowest|largest|smallest|"
-        r"total|average|percent(age)?|ranks?|ranked|scores?|scored|results?|compare[ds]?|statistics)\b"
+        r"\b(tables?|rows?|columns?|list of|how (many|much)|which year|what year|highest|lowest|largest|"
+        r"smallest|total|average|percent(age)?|ranks?|ranked|scores?|scored|results?|compare[ds]?|statistics)\b"
     ),
     ContentType.CODE: re.compile(
         r"\b(code|functions?|methods?|class(es)?|snippet|script|implement(ed|s)?|python|java(script)?|sql|regex|"

@@ -118,7 +118,7 @@ class BaseHitStage(BaseStage, ABC):
     ) -> list[Outcome]:  # for each question its hits, best first
         """Work on the hits of many questions."""
 
-# %% ../../nbs/02_querying/06c_stages.ipynb #4f873ed5
+# %% ../../nbs/02_querying/06c_stages.ipynb #da8cc88e
 @dataclass(frozen=True)
 class StageModels:
     """Hold the models that a configuration offers to its stages."""
@@ -132,6 +132,10 @@ class StageModels:
 
 STAGE_KINDS = ("query", "reranker", "filter", "expansion", "compression", "context", "verification")
 _BUILT_IN: dict[tuple[str, str], str] = {
+    ("compression", "extractive"): "ai4rag_nb.querying.compression",
+    ("verification", "overlap"): "ai4rag_nb.querying.verification",
+    ("verification", "entailment"): "ai4rag_nb.querying.verification",
+    ("verification", "judge"): "ai4rag_nb.querying.verification",
     ("expansion", "parent"): "ai4rag_nb.querying.small_to_big",
     ("expansion", "auto_merge"): "ai4rag_nb.querying.small_to_big",
     ("query", "multi_query"): "ai4rag_nb.querying.query_expansion",
