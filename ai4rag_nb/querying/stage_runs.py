@@ -91,7 +91,7 @@ def _record(
         error=outcome.error,
     )
 
-# %% ../../nbs/02_querying/06d_stage_runs.ipynb #ed4eabc9
+# %% ../../nbs/02_querying/06d_stage_runs.ipynb #11e13635
 def run_search(
     batch: Batch,  # the questions with their queries
     setting: StageSetting,  # the store among other things
@@ -120,7 +120,7 @@ def run_search(
         ]
     )
 
-
+# %% ../../nbs/02_querying/06d_stage_runs.ipynb #09d7ef89
 def _by_type(
     store: MultiIndexStore,  # an index for each kind of content
     weights: Mapping[str, Mapping[str, float]],  # query -> kind of content -> weight
