@@ -159,12 +159,13 @@ def _spent(
     """Count the tokens of an answer that did not come from memory."""
     return 0 if made.cached else (made.prompt_tokens or 0) + (made.completion_tokens or 0)
 
-# %% ../../nbs/02_querying/14_verification.ipynb #81b5ff06
+# %% ../../nbs/02_querying/14_verification.ipynb #a4f76740
 _WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+")
 _COMMON_WORDS = (
     "a an the and or but not is are was were be been being am do does did has have had will would can could",
     "may might shall should must of in on at to for from by with as that this these those it its they their",
-    "them he she his her you your we our i there here which who whom what when where how why than then so if also",
+    "them he she his her you your we our i there here which who whom what when where how why than then so",
+    "if also",
 )
 _COMMON = frozenset(word for line in _COMMON_WORDS for word in line.split())
 
