@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from servers import ForeignPostgres, PostgresServer
 from servers import postgres as postgres_fixture
+from small_world import files_holding, make_experiment, paid, service, table_of
 from store_contract import HashModel, Opener, StoreContract, chunk, random_chunks
 
 from ai4rag_nb.foundations.cache import Cache
@@ -893,3 +894,27 @@ class TestRestarts:
             store.add_documents(rows, on_progress=cut)
         words = store._rows_of("count", store._names.fill("select count(*) from {words}"))[0][0]
         assert store.count() == 1_000 == words
+
+
+class TestExperiment:
+    """A search whose indexes are in PostgreSQL."""
+
+    def test_a_search_and_its_second_run(
+        self, config: PGVectorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with service(monkeypatch) as stub:
+            first = make_experiment(tmp_path, vector_store_config=config)
+            first.search()
+            stored, once = PGVectorStore.list_collections(config), paid(stub)
+            assert len(table_of(first.results)) == 4
+            assert stored and all(count > 0 for count in stored.values())
+            again = make_experiment(tmp_path, vector_store_config=config, run="second")
+            again.search()
+            assert table_of(again.results) == table_of(first.results)
+            assert PGVectorStore.list_collections(config) == stored
+            assert paid(stub) == once, "nothing is paid twice"
+            left = [thread for thread in threading.enumerate() if thread.name.startswith("ai4rag_nb-")]
+            assert left == [], "no pool is open behind a search"
+            first.close()
+            again.close()
+        assert not files_holding(tmp_path, str(config.password))
