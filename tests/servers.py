@@ -1,5 +1,6 @@
 """Real servers for the tests: each is started once a session, listens on loopback and deletes its data at the end."""
 
+import atexit
 import ctypes
 import importlib.util
 import os
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+from urllib.request import urlopen
 
 import pytest
 
@@ -216,3 +218,181 @@ def postgres() -> Iterator[PostgresServer | ForeignPostgres]:
         yield server
     finally:
         server.close()
+
+
+MILVUS_FLAG = "AI4RAG_NB_MILVUS_SERVER"
+
+
+def is_open(port: int) -> bool:
+    """Tell whether somebody listens on a port of loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class MilvusProcess:
+    """A server that speaks Milvus, with its data in a folder of its own: it is stopped by the handle that started it."""
+
+    can_stop = True
+    token: str | None = None
+
+    def __init__(self, name: str) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix=f"ai4rag-nb-{name}-"))
+        self.log, self.port = self.base / "log", free_port()
+        self.process: subprocess.Popen | None = None
+        atexit.register(self.close)
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        """Give what is run, and variables of its environment."""
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        """Tell whether it answers."""
+        return is_open(self.port)
+
+    def start(self) -> None:
+        """Start it on its port and its data, and wait until it answers."""
+        command, variables = self.command()
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.base,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=end_with_parent(signal.SIGKILL),
+            )
+        wait_for(self.ready, self.process, self.log, seconds=180)
+
+    def stop(self, by: int = signal.SIGTERM) -> None:
+        """Stop it: SIGTERM in good order, SIGKILL as a crash does."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(by)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process = None
+
+    def close(self) -> None:
+        """Stop it and delete its data."""
+        self.stop()
+        shutil.rmtree(self.base, ignore_errors=True)
+        atexit.unregister(self.close)
+
+
+class MilvusLiteServer(MilvusProcess):
+    """The server of Milvus Lite: one process, BM25 and hybrid, neither limits nor tokens."""
+
+    def __init__(self) -> None:
+        super().__init__("milvus-lite")
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        program = Path(sys.executable).with_name("milvus-lite")
+        data = str(self.base / "data")
+        return [
+            str(program),
+            "server",
+            "--data-dir",
+            data,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ], {}
+
+
+class MilvusServer235(MilvusProcess):
+    """A real Milvus 2.3.5 out of the package milvus, with users: dense search, limits and consistency, no BM25.
+
+    It opens ports on all interfaces, and a second one beside it does not come up.
+    """
+
+    token = "root:Milvus"
+
+    def __init__(self) -> None:
+        self.health = free_port()
+        super().__init__("milvus-2.3.5")
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        if not (self.base / "bin").is_dir():  # a restart keeps its settings and its ports
+            import milvus
+
+            config = milvus.MilvusServerConfig(data_dir=str(self.base), proxy_port=self.port)
+            config.set("common.security.authorizationEnabled", "true")
+            config.resolve()
+            milvus._initialize_data_files(str(self.base))
+        programs = self.base / "bin"
+        variables = {
+            "DEPLOY_MODE": "STANDALONE",
+            "METRICS_PORT": str(self.health),
+            "MILVUS_RUN_DIR": str(self.base / "run"),
+            "LD_LIBRARY_PATH": f"{programs}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        }
+        return [str(programs / "milvus"), "run", "standalone"], variables
+
+    def ready(self) -> bool:
+        try:
+            with urlopen(f"http://127.0.0.1:{self.health}/healthz", timeout=5) as answer:
+                return b"OK" in answer.read() and is_open(self.port)
+        except OSError:
+            return False
+
+
+class ForeignMilvus:
+    """Somebody's own Milvus, which the tests neither start nor stop."""
+
+    can_stop = False
+
+    def __init__(self, uri: str) -> None:
+        self.uri, self.token = uri, os.environ.get("AI4RAG_NB_TEST_MILVUS_TOKEN") or None
+
+
+def why_no_milvus() -> str | None:
+    """Say why a real Milvus is not started here, if it is not."""
+    if os.environ.get("AI4RAG_NB_TEST_MILVUS_URI"):
+        return None
+    if os.environ.get("CI") != "true" and os.environ.get(MILVUS_FLAG) != "1":
+        return (
+            f"a real Milvus opens ports on all interfaces: it is started only with CI=true or {MILVUS_FLAG}=1"
+        )
+    if importlib.util.find_spec("milvus") is None:
+        return "the package milvus==2.3.5 is not installed (there is none for this system)"
+    return None
+
+
+@pytest.fixture(scope="session")
+def milvus_lite_server() -> Iterator[MilvusLiteServer]:
+    """Give the server of Milvus Lite on loopback."""
+    server = MilvusLiteServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def real_milvus() -> Iterator[MilvusServer235 | ForeignMilvus]:
+    """Give a real Milvus: the one that AI4RAG_NB_TEST_MILVUS_URI names, else one of our own where that is allowed."""
+    reason = why_no_milvus()
+    if reason:
+        pytest.skip(reason)
+    own = os.environ.get("AI4RAG_NB_TEST_MILVUS_URI")
+    if own:
+        yield ForeignMilvus(own)
+        return
+    try:
+        server = MilvusServer235()
+    except (OSError, RuntimeError) as error:
+        pytest.skip(f"no real Milvus: {error}")
+    yield server
+    server.close()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import IndexingError, InputError, VectorStoreInitializationError
 from ai4rag_nb.foundations.texts import is_blank
-from ai4rag_nb.indexing.fusion import fuse_legs
+from ai4rag_nb.indexing.fusion import LEGS, fuse_legs
 from ai4rag_nb.indexing.hit_lists import hit_name
 from ai4rag_nb.indexing.store_checks import StoredRow, check_rows, new_collection_name, row_key
 from ai4rag_nb.indexing.vector_store import BaseVectorStore
@@ -104,6 +104,15 @@ class StoreContract:
     mode = "native"  # the keyword mode of the configurations that the opener makes
     native_k1: float | None = 1.5  # k1 of the product's BM25; None when its keyword search is no BM25
     many_rows = 2_100  # rows of the largest load
+    modes: tuple[str, ...] = ("vector", "keyword", "hybrid")  # what the product can do, the most last
+
+    @property
+    def words(self) -> bool:
+        return "keyword" in self.modes
+
+    def needs_words(self) -> None:
+        if not self.words:
+            pytest.skip("this product searches by vectors only")
 
     @property
     def keyword_hook(self) -> str:
@@ -134,6 +143,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("loads", [1, 2, 5])
     def test_keyword_search_equals_the_definition(self, opener: Opener, loads: int) -> None:
+        self.needs_words()
         chunks = random_chunks(200, seed=loads)
         store = opener(HashModel())
         for part in range(loads):
@@ -141,6 +151,7 @@ class StoreContract:
         self.check_keywords(store, chunks)
 
     def test_keyword_search_after_texts_were_replaced(self, opener: Opener) -> None:
+        self.needs_words()
         chunks = random_chunks(120)
         store = opener(HashModel())
         store.add_documents(chunks)
@@ -159,6 +170,8 @@ class StoreContract:
         return bm25(texts, query, 1.2, mean=mean)
 
     def check_keywords(self, store: BaseVectorStore, chunks: Sequence[AI4RAGChunk]) -> None:
+        if not self.words:
+            return
         texts = [chunk.text for chunk in chunks]
         queries = ("word3", "word50 word7", "Word40, word41; WORD42?", "word1 word1 word59", "word0 nothing")
         for query, hits in zip(queries, store.search_many(queries, 500, "keyword"), strict=True):
@@ -175,6 +188,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("strategy", ["rrf", "weighted", "normalized", "zscore"])
     def test_hybrid_is_our_fusion_of_deep_legs(self, opener: Opener, strategy: str) -> None:
+        self.needs_words()
         store = opener(HashModel())
         store.add_documents(random_chunks(150))
         query = "word5 word20"
@@ -191,6 +205,7 @@ class StoreContract:
 
     def test_hybrid_finds_what_is_deep_in_both_legs(self, opener: Opener) -> None:
         """A chunk at place 4 of both legs wins over the first of each, which no leg of length k could show."""
+        self.needs_words()
         model = HashModel(2)
         store = opener(model)
         angles = np.linspace(0.1, 1.2, 8)
@@ -205,11 +220,12 @@ class StoreContract:
         store = opener(model)
         store.add_documents(random_chunks(100))
         questions = [f"word{n % 40} and more" for n in range(80)]
-        alone = [store.search(question, 7, "hybrid") for question in questions[:40]]
-        calls = spy(store, monkeypatch, "_dense_hits", self.keyword_hook)
+        alone = [store.search(question, 7, self.modes[-1]) for question in questions[:40]]
+        hooks = ["_dense_hits", self.keyword_hook] if self.words else ["_dense_hits"]
+        calls = spy(store, monkeypatch, *hooks)
         model.calls.clear()
-        together = store.search_many(questions, 7, "hybrid")
-        assert calls == [("_dense_hits", 40), (self.keyword_hook, 40)] and model.calls == [40]
+        together = store.search_many(questions, 7, self.modes[-1])
+        assert calls == [(hook, 40) for hook in hooks] and model.calls == [40]
         assert together[:40] == together[40:]
         for one, many in zip(alone, together[:40], strict=True):
             assert [hit.chunk_id for hit in one] == [hit.chunk_id for hit in many]
@@ -219,7 +235,7 @@ class StoreContract:
         store = opener(HashModel())
         twins = [chunk("the same words", number, f"twin{number}.md") for number in range(1, 31)]
         store.add_documents([*random_chunks(80), *twins])
-        for mode in ("vector", "keyword", "hybrid"):
+        for mode in self.modes:
             long = store.search("the same words", 25, mode)
             for k in (1, 3, 10):
                 assert store.search("the same words", k, mode) == long[:k]
@@ -250,7 +266,8 @@ class StoreContract:
         assert store.add_documents([chunk("new", 1)]) == 1
         assert store.count() == 2
         assert [found.text for found in store.get_chunks([("a.md", 1), ("a.md", 2)])] == ["new", "kept"]
-        assert store.search("old", search_mode="keyword") == []
+        if self.words:
+            assert store.search("old", search_mode="keyword") == []
 
     def test_writes_go_in_batches(self, opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
         store = opener(HashModel(4))
@@ -295,7 +312,7 @@ class StoreContract:
             store.add_documents(rows)
             assert store.get_chunks([(document, number) for number in range(1, len(texts) + 1)]) == rows
             for text in texts:
-                store.search(text, search_mode="hybrid")
+                store.search(text, search_mode=self.modes[-1])
             store.drop()
 
     @pytest.mark.parametrize(
@@ -325,7 +342,7 @@ class StoreContract:
         assert store.get_chunks([(text[:200], 1)]) == rows[:1]
         assert [hit.text for hit in store.search(text, k=1)] == ([] if is_blank(text) else [text])
         assert store.neighbours(rows[0], 1) == rows[:2]
-        store.search(text, search_mode="hybrid", k=3)
+        store.search(text, search_mode=self.modes[-1], k=3)
 
     BAD_CHUNKS = (
         (chunk("a\x00b"), "chunk 1 of 'a.md' contains a NUL"),
@@ -431,11 +448,12 @@ class StoreContract:
         store = opener(HashModel())
         store.add_documents(random_chunks(10))
         for blank in ("", "  ", "\n\t", "\u200b"):
-            for mode in ("vector", "keyword", "hybrid"):
+            for mode in self.modes:
                 assert store.search(blank, search_mode=mode) == []
-        assert store.search("nowhere to be found", search_mode="keyword") == []
-        assert store.search("?!… —", search_mode="keyword") == []
-        hybrid = store.search("nowhere to be found", 3, "hybrid")
+        if self.words:
+            assert store.search("nowhere to be found", search_mode="keyword") == []
+            assert store.search("?!… —", search_mode="keyword") == []
+        hybrid = store.search("nowhere to be found", 3, self.modes[-1])
         assert [hit.chunk_id for hit in hybrid] == [
             hit.chunk_id for hit in store.search("nowhere to be found", 3)
         ]
@@ -473,7 +491,7 @@ class StoreContract:
         with pytest.raises(IndexingError, match="does not exist"):
             store.get_chunks([("a.md", 1)])
         store.add_documents(random_chunks(20))
-        before = store.search("word1", 5, "hybrid")
+        before = store.search("word1", 5, self.modes[-1])
         store.close()
         store.close()
         for call in (
@@ -485,7 +503,7 @@ class StoreContract:
             with pytest.raises(IndexingError, match="is closed"):
                 call()
         again = opener(model, "ai4rag_life")
-        assert again.count() == 20 and again.search("word1", 5, "hybrid") == before
+        assert again.count() == 20 and again.search("word1", 5, self.modes[-1]) == before
         again.add_documents(random_chunks(5, seed=3, document="b.md"))
         assert again.count() == 25
         again.drop()
@@ -500,9 +518,10 @@ class StoreContract:
             opener(HashModel(8), "ai4rag_wrong")
         with pytest.raises(VectorStoreInitializationError, match="measures cosine, not ip"):
             opener(HashModel(16), "ai4rag_wrong", metric="ip")
-        other = "native" if self.mode == "bm25" else "bm25"
-        with pytest.raises(VectorStoreInitializationError, match=f"keyword='{self.mode}', not '{other}'"):
-            opener(HashModel(16), "ai4rag_wrong", keyword=other)
+        if self.words:
+            other = "native" if self.mode == "bm25" else "bm25"
+            with pytest.raises(VectorStoreInitializationError, match=f"keyword='{self.mode}', not '{other}'"):
+                opener(HashModel(16), "ai4rag_wrong", keyword=other)
         assert opener(HashModel(16), "ai4rag_wrong").count() == 3
 
     def test_collections_do_not_mix(self, opener: Opener) -> None:
@@ -518,21 +537,23 @@ class StoreContract:
         store = opener(HashModel())
         store.add_documents(random_chunks(200))
         questions = [f"word{n} word{n + 1}" for n in range(40)]
-        expected = [store.search(question, 5, "hybrid") for question in questions]
+        expected = [store.search(question, 5, self.modes[-1]) for question in questions]
         with ThreadPoolExecutor(10) as pool:
-            found = list(pool.map(lambda question: store.search(question, 5, "hybrid"), questions * 3))
+            found = list(pool.map(lambda question: store.search(question, 5, self.modes[-1]), questions * 3))
         assert found == expected * 3
 
     def test_reading_while_loading_is_never_wrong(self, opener: Opener) -> None:
         """Words that stay in one chunk are found in every moment of a load, by their own weights."""
         store = opener(HashModel(4))
-        store.add_documents([chunk("needle " + "hay " * 5, 1, "needle.md"), *random_chunks(300)])
+        needle = chunk("needle " + "hay " * 5, 1, "needle.md")
+        asked = ("needle", 5, "keyword") if self.words else (needle.text, 1, "vector")
+        store.add_documents([needle, *random_chunks(300)])
         done = threading.Event()
         wrong: list[Any] = []
 
         def read() -> None:
             while not done.is_set():
-                hits = store.search("needle", search_mode="keyword")
+                hits = store.search(*asked)
                 if [hit.document_id for hit in hits] != ["needle.md"]:
                     wrong.append(hits)
 
@@ -566,7 +587,7 @@ class StoreContract:
         names = ["a.md", "b/ü 😀.md", "c' or ''='.md", 'd" in ["x"] or "1"=="1.md']
         rows = [row for n, name in enumerate(names) for row in random_chunks(40, seed=n, document=name)]
         store.add_documents(rows)
-        for mode in ("vector", "keyword", "hybrid"):
+        for mode in self.modes:
             for wanted in ([names[2]], [names[3], names[1]], [*names, "nobody.md"]):
                 hits = store.search("word0 word1 word2", 200, mode, document_ids=wanted)
                 assert {hit.document_id for hit in hits} == set(wanted) & set(names)
@@ -579,7 +600,7 @@ class StoreContract:
         best = np.argsort(-(table @ asked) / np.linalg.norm(table, axis=1), kind="stable")[:7]
         hits = store.search("word5", 7, document_ids=[names[1]])
         assert [hit.sequence_number - 1 for hit in hits] == best.tolist()
-        legs = store.search_legs(["word5"], document_ids=[names[0]])[0]
+        legs = store.search_legs(["word5"], LEGS if self.words else ["dense"], document_ids=[names[0]])[0]
         assert {hit.document_id for leg in legs.values() for hit in leg} == {names[0]}
         with pytest.raises(InputError, match="document ids are one text"):
             store.search("word0", document_ids="a.md")
@@ -607,7 +628,7 @@ class StoreContract:
         assert [found[0].chunk_id for found in hits] == [row.chunk_id for row in parts["a"]]
         store.delete_documents(["a", "b", "c"])
         assert store.count() == 0 and store.documents() == {}
-        for mode in ("vector", "keyword", "hybrid"):
+        for mode in self.modes:
             assert store.search("word1", 5, mode) == []
         store.add_documents(parts["c"])
         self.check_keywords(store, parts["c"])
