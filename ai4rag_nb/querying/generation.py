@@ -19,8 +19,8 @@ from ..indexing.embedding_checks import Counts
 
 # %% auto #0
 __all__ = ['REFUSAL_SENTENCE', 'DEFAULT_CONTEXT_TEMPLATE', 'DEFAULT_USER_TEMPLATE', 'DEFAULT_SYSTEM_MESSAGE', 'Message',
-           'Request', 'fill_template', 'check_templates', 'is_refusal', 'Generation', 'GenerationCounts',
-           'require_text', 'PromptMaker', 'template_texts', 'last_question', 'FoundationModelFacts',
+           'Request', 'fill_template', 'check_templates', 'is_refusal', 'AnswerSource', 'Generation',
+           'GenerationCounts', 'require_text', 'PromptMaker', 'template_texts', 'last_question', 'FoundationModelFacts',
            'BaseFoundationModel', 'CachedFoundationModel', 'kept_answer', 'answer_once', 'unanswered']
 
 # %% ../../nbs/02_querying/01_generation.ipynb #de89405f
@@ -79,7 +79,16 @@ def is_refusal(
     text = normalise(answer).replace("’", "'")
     return len(text) <= _LONGEST_REFUSAL and bool(_REFUSALS.match(text))
 
-# %% ../../nbs/02_querying/01_generation.ipynb #8975c33b
+# %% ../../nbs/02_querying/01_generation.ipynb #13834f49
+@dataclass(frozen=True)
+class AnswerSource:
+    """Say where a piece of an answer stands in the passages."""
+
+    context: int  # which passage, counted from 0
+    start: int  # first character of the piece, in that passage
+    end: int  # behind its last character
+
+# %% ../../nbs/02_querying/01_generation.ipynb #74bf5f7e
 @dataclass(frozen=True)
 class Generation:
     """Hold one answer of a model."""
@@ -91,6 +100,7 @@ class Generation:
     seconds: float = 0.0  # how long it took when it was made
     cached: bool = False  # whether it came from memory
     refused: bool = False  # whether the model said that it cannot answer
+    sources: tuple[AnswerSource, ...] = ()  # where its pieces stand; empty when the model does not copy
 
 
 @dataclass
@@ -263,7 +273,7 @@ class CachedFoundationModel(BaseFoundationModel):
         """Prepare the wrapped model for the questions that have no kept answer."""
         self.model.prepare(unanswered(self, requests))
 
-# %% ../../nbs/02_querying/01_generation.ipynb #1be9aba6
+# %% ../../nbs/02_querying/01_generation.ipynb #f8e6bd9d
 _TEMPLATES = ("context_template_text", "user_message_text", "system_message_text")
 _PASSED_ON = frozenset(
     ("model_id", "name", "spec", "counts", "close", *_TEMPLATES)
@@ -275,8 +285,9 @@ def kept_answer(
 ) -> Generation | None:  # the answer; None when there is none that can be read
     """Read a kept answer."""
     try:
-        answer = Generation(**kept)
-    except TypeError:
+        places = tuple(AnswerSource(**place) for place in kept.get("sources", ()))
+        answer = Generation(**{**kept, "sources": places})
+    except (AttributeError, TypeError):
         return None
     return replace(answer, cached=True) if isinstance(answer.text, str) and answer.text else None
 
