@@ -57,7 +57,7 @@ def check_templates(
             message = f"The template {text[:60]!r} has no place for the {place.replace('_', ' ')}."
             raise ModelSettingsError(message, remedy=f"Add {{{place}}} to it.")
 
-# %% ../../nbs/02_querying/01_generation.ipynb #02e2f41a
+# %% ../../nbs/02_querying/01_generation.ipynb #ddc29ec7
 _APOLOGY = r"^\W*(unfortunately,? |sorry,? (but )?|i(?:'| a)m sorry,? (but )?)*"
 _SPEAKER = r"i (do not|don't|cannot|can't|could not|couldn't) (know|answer|find|tell|say)\b"
 _PASSAGES = (
@@ -65,9 +65,7 @@ _PASSAGES = (
     r"(passage|document|context|text|information)s? "
     r"(does not|do not|doesn't|don't|did not|didn't|has no|have no|contains? no|provides? no|answers? )"
 )
-_NOTHING = (
-    r"there is (no|not enough|insufficient) (information|answer)|(no answer|not answerable|unanswerable)\b"
-)
+_NOTHING = r"there is (no|not enough|insufficient) (information|answer)|(no answer|(not |un)answerable)\b"
 _REFUSALS = re.compile(f"{_APOLOGY}({_SPEAKER}|{_PASSAGES}|{_NOTHING})", re.IGNORECASE)
 _LONGEST_REFUSAL = 300  # characters; whoever says more than this gives an answer
 
@@ -113,7 +111,7 @@ class GenerationCounts(Counts):
     completion_tokens: int = 0  # tokens written, as far as reported
     answers_saved: int = 0  # answers from memory
 
-# %% ../../nbs/02_querying/01_generation.ipynb #60d496fa
+# %% ../../nbs/02_querying/01_generation.ipynb #589a3c11
 _EMPTY_REMEDIES = {
     "length": "Raise max_completion_tokens: the limit was used up before an answer began.",
     "content_filter": "The service's filter held the answer back; reword the question or the system message.",
@@ -129,12 +127,11 @@ def require_text(
     """Refuse an empty answer and say why it may be empty."""
     if text is None or is_blank(text):
         remedy = _EMPTY_REMEDIES.get(str(finish_reason), "Ask again, or try another model.")
-        raise GenerationError(
-            f"'{model_name}' gave an empty answer (finish reason: {finish_reason}).", remedy=remedy
-        )
+        said = f"'{model_name}' gave an empty answer (finish reason: {finish_reason})."
+        raise GenerationError(said, remedy=remedy)
     return text.strip()
 
-# %% ../../nbs/02_querying/01_generation.ipynb #8b999e99
+# %% ../../nbs/02_querying/01_generation.ipynb #8444fd4c
 Message = dict[str, Any]  # {"role": "user", "content": "..."}
 Request = tuple[str, Sequence[str]]  # a question and its passages
 
@@ -157,9 +154,8 @@ class PromptMaker:
             raise InputError("The question is empty.", remedy="Ask something.")
         passages = "\n".join(fill_template(self.context_template_text, document=text) for text in contexts)
         content = fill_template(self.user_message_text, reference_documents=passages, question=question)
-        system = [{"role": "system", "content": clean_text(self.system_message_text)[0]}]
-        if not self.system_message_text or (history and history[0].get("role") == "system"):
-            system = []
+        given = not self.system_message_text or (history and history[0].get("role") == "system")
+        system = [] if given else [{"role": "system", "content": clean_text(self.system_message_text)[0]}]
         return [*system, *history, {"role": "user", "content": clean_text(content)[0]}]
 
 # %% ../../nbs/02_querying/01_generation.ipynb #0a436028
@@ -169,7 +165,7 @@ def template_texts(
     """List the templates, for fingerprints."""
     return [maker.context_template_text, maker.user_message_text, maker.system_message_text]
 
-# %% ../../nbs/02_querying/01_generation.ipynb #373d7b0a
+# %% ../../nbs/02_querying/01_generation.ipynb #f19e3f72
 def last_question(
     messages: Sequence[Message],  # a conversation
 ) -> str:  # the content of its last message
@@ -177,9 +173,8 @@ def last_question(
     last = messages[-1] if messages else None
     content = last.get("content") if isinstance(last, dict) else None
     if not isinstance(content, str) or is_blank(content):
-        raise InputError(
-            "The conversation has no question.", remedy='End it with {"role": "user", "content": "..."}.'
-        )
+        remedy = 'End it with {"role": "user", "content": "..."}.'
+        raise InputError("The conversation has no question.", remedy=remedy)
     return content
 
 # %% ../../nbs/02_querying/01_generation.ipynb #832ee957
@@ -273,11 +268,9 @@ class CachedFoundationModel(BaseFoundationModel):
         """Prepare the wrapped model for the questions that have no kept answer."""
         self.model.prepare(unanswered(self, requests))
 
-# %% ../../nbs/02_querying/01_generation.ipynb #f8e6bd9d
+# %% ../../nbs/02_querying/01_generation.ipynb #d8658cf1
 _TEMPLATES = ("context_template_text", "user_message_text", "system_message_text")
-_PASSED_ON = frozenset(
-    ("model_id", "name", "spec", "counts", "close", *_TEMPLATES)
-)  # attributes of the wrapped model
+_PASSED_ON = frozenset(("model_id", "name", "spec", "counts", "close", *_TEMPLATES))
 
 
 def kept_answer(
@@ -315,19 +308,16 @@ def answer_once(
             cached._flights.release(claimed)
         cached._flights.wait([key])
 
-# %% ../../nbs/02_querying/01_generation.ipynb #31f15601
+# %% ../../nbs/02_querying/01_generation.ipynb #6238943b
 def unanswered(
     cached: CachedFoundationModel,  # whose answers are looked up
     requests: Sequence[Request],  # questions with their passages
 ) -> list[Request]:  # those that have no kept answer
     """Find the questions that still have to be asked."""
     prefix = cached.fingerprint()
-    keyed = {
-        content_key(prefix, cached.build_messages(question, contexts), question, list(contexts)): (
-            question,
-            contexts,
-        )
-        for question, contexts in requests
-    }
+    keyed = {}
+    for question, contexts in requests:
+        messages = cached.build_messages(question, contexts)
+        keyed[content_key(prefix, messages, question, list(contexts))] = (question, contexts)
     known = cached.cache.get_many(_KIND, list(keyed))
     return [request for key, request in keyed.items() if key not in known]
