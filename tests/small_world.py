@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,14 @@ class Recorder(BaseEventHandler):
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def wait_until(condition: Callable[[], Any], patience: float = 90.0) -> None:
+    """Wait for a condition; the patience only ends a test that would wait forever."""
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
 
 
 QUICK = Settings(request_retries=0, request_timeout_seconds=10.0)
