@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PhaseState', 'StepTotal', 'TrialState', 'DashboardState', 'fold']
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #9ee37578
+# %% ../../nbs/06_dashboard/03_state.ipynb #2440a17f
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ai4rag_nb.dashboard.payload import (
@@ -19,6 +20,7 @@ from ai4rag_nb.dashboard.payload import (
     read_scores,
     read_settings,
 )
+from ..evaluation.context_size import context_tokens
 from ai4rag_nb.foundations.events import (
     Event,
     PhaseAdvanced,
@@ -63,7 +65,7 @@ class StepTotal:
     done: int = 0  # units of all of them
     seconds: float = 0.0  # time of all of them
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #56e18e46
+# %% ../../nbs/06_dashboard/03_state.ipynb #4839b054
 @dataclass(frozen=True)
 class TrialState:
     """Hold one configuration and what came of it."""
@@ -77,6 +79,12 @@ class TrialState:
     seconds: float | None = None  # how long it took
     started_at: float | None = None  # when it began, seconds since 1970
     reason: str = ""  # why it failed
+
+    @cached_property
+    def context_tokens(self) -> float | None:
+        """Estimate how many tokens of context a question brings along; None when that is not known."""
+        sources = (answer.sources for answer in self.answers.values())
+        return context_tokens([str(source.get("text") or "") for source in found] for found in sources)
 
     @property
     def ended(self) -> bool:
@@ -104,7 +112,7 @@ class TrialState:
         name = metric.rpartition(":")[2]
         return next((value for key, value in answer.scores.items() if key.rpartition(":")[2] == name), None)
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #bf0af7aa
+# %% ../../nbs/06_dashboard/03_state.ipynb #dbdd24cd
 @dataclass(frozen=True)
 class DashboardState:
     """Hold everything that a dashboard shows."""
@@ -145,7 +153,7 @@ class DashboardState:
             return self.seconds
         return max(0.0, (now or self.last_at or self.started_at) - self.started_at)
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #a098876e
+# %% ../../nbs/06_dashboard/03_state.ipynb #4654d4f1
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     same = event.resumed > 0 and event.run_name == state.run_name
     kept = tuple(trial for trial in state.trials if trial.ended) if same else ()
@@ -177,7 +185,7 @@ def _run_finished(state: DashboardState, event: RunFinished) -> DashboardState:
         trials=tuple(interrupted),
     )
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #54b29ad5
+# %% ../../nbs/06_dashboard/03_state.ipynb #cbfc89f4
 def _phase_started(state: DashboardState, event: PhaseStarted) -> DashboardState:
     phase = PhaseState(str(event.step), event.label, event.total, event.unit, 0, event.at)
     others = (other for other in state.phases if (other.step, other.label) != (phase.step, phase.label))
@@ -238,7 +246,7 @@ def _trial_failed(state: DashboardState, event: TrialFailed) -> DashboardState:
         ),
     )
 
-# %% ../../nbs/06_dashboard/03_state.ipynb #6fb530ca
+# %% ../../nbs/06_dashboard/03_state.ipynb #4f2cece5
 def _trial_finished(state: DashboardState, event: TrialFinished) -> DashboardState:
     known = state.trial(event.name)
     payload = event.payload
@@ -260,7 +268,7 @@ def _trial_finished(state: DashboardState, event: TrialFinished) -> DashboardSta
     trial = TrialState(
         name=event.name,
         iteration=int(payload.get("iteration", known.iteration if known is not None else len(state.trials))),
-        state=str(payload.get("state") or "completed"),
+        state=str(payload.get("state") or event.state),
         settings=settings,
         scores=read_scores(payload),
         answers=answers,

@@ -6,7 +6,7 @@
 __all__ = ['start_events', 'new_runner', 'get_ready', 'attempt', 'restore_collection', 'execute', 'write_missing_files',
            'placed_binding', 'remember_setup', 'run_prepared']
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #f15e90fd
+# %% ../../nbs/04_optimization/20_execution.ipynb #3476b11c
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,19 +29,15 @@ from .indexing_phase import IndexingPhase
 from .lost_trials import lost_to_service
 from .payloads import LocalEventHandler
 from .prepared import PreparedExperiment
-from .results import RankedEvaluations, best_result
-from ai4rag_nb.optimization.run_store import (
-    Candidate,
-    EvaluationResult,
-    RunStore,
-    claim_run,
-    only_run_in,
-)
+from .ranking import RankedEvaluations
+from .results import best_result
+from .run_lock import only_run_in
+from .run_store import Candidate, EvaluationResult, RunStore, claim_run
 from .search import Search, run_search, take_up
 from .space_models import check_models, check_services
 from .trial import TrialRunner, attempt_trial, collection_in_use
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #0f7c79e8
+# %% ../../nbs/04_optimization/20_execution.ipynb #533d7db9
 def start_events(
     prepared: PreparedExperiment,  # everything a search needs
     bus: EventBus,  # where events go
@@ -59,7 +55,8 @@ def start_events(
         )
     )
     for note in prepared.inputs.notes:
-        bus.status(LogLevel.WARNING, note, ExperimentStep.OPTIMIZATION)
+        level = LogLevel.WARNING if note in prepared.inputs.warnings else LogLevel.INFO
+        bus.status(level, note, ExperimentStep.OPTIMIZATION)
 
 
 def new_runner(
@@ -144,7 +141,7 @@ def write_missing_files(
         if result.payload and not all(file.is_file() for file in files):
             writer.on_pattern_creation(result.payload, result.results)
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #505661cb
+# %% ../../nbs/04_optimization/20_execution.ipynb #40cca6aa
 def placed_binding(
     prepared: PreparedExperiment,  # everything a search needs
 ) -> dict[str, str]:  # the place of the vectors, the same from every current folder
@@ -165,6 +162,7 @@ def remember_setup(
     store.put_facts(
         {
             "objective": prepared.inputs.objective.key,
+            "metrics": [metric.key for metric in prepared.inputs.metrics],
             "models": prepared.models.specs(),
             "workspace": str(prepared.workspace.folder.resolve()),
             "store_binding": placed_binding(prepared),
@@ -176,7 +174,7 @@ def remember_setup(
         }
     )
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #c197e724
+# %% ../../nbs/04_optimization/20_execution.ipynb #bf5e249b
 def run_prepared(
     prepared: PreparedExperiment,  # everything a search needs
     handlers: Sequence[BaseEventHandler],  # who listens
@@ -198,7 +196,7 @@ def _run_alone(
     bus = EventBus([LocalEventHandler(prepared.folder), *handlers])
     state, best = "failed", None
     try:
-        claim_run(store, prepared.fingerprint)
+        claim_run(store, prepared.fingerprint, prepared.setup)
         remember_setup(prepared, store)
         known = execute(prepared, store, bus, stop)
         state, best = "completed", best_result(RankedEvaluations(known, prepared.inputs.objective.key)).name

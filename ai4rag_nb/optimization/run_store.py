@@ -5,24 +5,23 @@
 # %% auto #0
 __all__ = ['Candidate', 'EvaluationResult', 'stored_value', 'is_run_folder', 'check_run_folder', 'trial_columns', 'add_failures',
            'RunStore', 'put_trial', 'get_trials', 'compare_fingerprints', 'count_trials', 'check_owner', 'claim_run',
-           'only_run_in', 'is_running', 'forget_failures']
+           'forget_failures']
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #55d0ff54
+# %% ../../nbs/04_optimization/07_run_store.ipynb #205d3022
 import json
 import os
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ..evaluation.context_size import context_tokens
-from ..foundations.cache import SQLiteFile, read_rows, storage_errors
-from ..foundations.errors import AI4RAGError, RunFolderError, StorageError
+from ..foundations.cache import SQLiteFile, read_rows
+from ..foundations.errors import RunFolderError, StorageError
 from ..foundations.paths import check_path
 from .differences import Setup, changed_parts, differing
 
@@ -120,7 +119,7 @@ def check_run_folder(
         )
     return path
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #f694d0d4
+# %% ../../nbs/04_optimization/07_run_store.ipynb #62ff61f8
 def trial_columns(
     store: SQLiteFile,  # the store of a run folder
 ) -> set[str]:  # their names
@@ -132,11 +131,13 @@ def add_failures(
     store: SQLiteFile,  # the store of a run folder
 ) -> None:
     """Give the trials of an older run the column of failures."""
+    if "failure" in trial_columns(store):
+        return
     with store.transaction() as connection:
-        if "failure" not in {row[1] for row in connection.execute("PRAGMA table_info(trials)")}:
+        if "failure" not in trial_columns(store):
             connection.execute("ALTER TABLE trials ADD COLUMN failure TEXT NOT NULL DEFAULT ''")
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #17baaa75
+# %% ../../nbs/04_optimization/07_run_store.ipynb #485476dd
 class RunStore(SQLiteFile):
     """Keep the trials and the facts of one run in its folder."""
 
@@ -157,7 +158,7 @@ class RunStore(SQLiteFile):
     ) -> None:
         self.folder = Path(folder) if read_only else check_run_folder(folder)
         super().__init__(self.folder / _RUN_FILE, read_only)
-        if not read_only and "failure" not in trial_columns(self):
+        if not read_only:
             add_failures(self)
 
     def fact(
@@ -207,7 +208,7 @@ def get_trials(
     rows = read_rows(store, f"SELECT {_COLUMNS}, {failure} FROM trials ORDER BY iteration")
     return [_stored_trial(store, row) for row in rows]
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #3d2c6d78
+# %% ../../nbs/04_optimization/07_run_store.ipynb #454ef6a3
 def _stored_trial(store: RunStore, row: tuple[Any, ...]) -> EvaluationResult:
     """Make a trial of its row."""
     iteration, key, configuration, state, score, payload, results, reason, seconds, failure = row
@@ -217,7 +218,8 @@ def _stored_trial(store: RunStore, row: tuple[Any, ...]) -> EvaluationResult:
     whole = isinstance(score, (int, float, type(None))) and isinstance(seconds, (int, float))
     if not whole or not all(isinstance(text, str) for text in (key, state, reason, failure)):
         raise StorageError(f"'{store.path}' is damaged: {what} cannot be read.", remedy=store.damaged)
-    return EvaluationResult(iteration, key, read[0], state, score, *read[1:], reason, seconds, failure)
+    found = EvaluationResult(iteration, key, read[0], state, score, read[1], read[2], reason, seconds)
+    return replace(found, failure=failure)
 
 # %% ../../nbs/04_optimization/07_run_store.ipynb #1c9c3f01
 _NOTHING: Setup = MappingProxyType({})
@@ -274,57 +276,6 @@ def claim_run(
     known, before = store.fact("fingerprint", fingerprint), store.fact("setup", {})
     compare_fingerprints(store.folder, known, fingerprint, before, setup)
     return trials
-
-# %% ../../nbs/04_optimization/07_run_store.ipynb #849db527
-def _is_busy(
-    error: sqlite3.Error,  # what SQLite said
-) -> bool:  # whether somebody else holds the lock
-    """Tell a lock from any other trouble by SQLite's own number for it."""
-    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # the low byte is the primary code
-
-
-@contextmanager
-def only_run_in(
-    folder: str | Path,  # the run folder; made when missing
-) -> Iterator[None]:
-    """Keep every other run out of a folder until the block ends."""
-    path = check_run_folder(folder)
-    with storage_errors(str(path / "run.lock")):
-        path.mkdir(parents=True, exist_ok=True)
-        RunStore(path).close()
-        lock = sqlite3.connect(path / "run.lock", timeout=0, isolation_level=None, check_same_thread=False)
-    with closing(lock):
-        try:
-            lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if not _is_busy(error):
-                with storage_errors(str(path / "run.lock")):
-                    raise
-            with closing(RunStore(path)) as store:
-                holder = store.fact("process", "unknown")
-            raise AI4RAGError(
-                f"A search is running in '{path}' already, in process {holder}.",
-                remedy="Wait for its end or stop it; then the same goes on from there.",
-            ) from None
-        with closing(RunStore(path)) as store:
-            store.put_facts({"process": os.getpid()})
-        yield
-
-# %% ../../nbs/04_optimization/07_run_store.ipynb #302d02d1
-def is_running(
-    folder: str | Path,  # a run folder, perhaps gone
-) -> bool:  # whether a search holds it right now, in this process or another
-    """Tell whether a search is running in a folder."""
-    path = Path(folder) / "run.lock"
-    if not path.is_file():
-        return False
-    try:
-        address = f"{path.resolve().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(address, timeout=0, isolation_level=None, uri=True)) as lock:
-            lock.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error as error:
-        return _is_busy(error)
-    return False
 
 # %% ../../nbs/04_optimization/07_run_store.ipynb #5dee0af2
 def forget_failures(

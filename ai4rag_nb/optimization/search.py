@@ -66,7 +66,7 @@ def tell_result(
     """Tell the optimizer what was found out."""
     search.optimizer.tell(result.configuration, usable_score(result), reason=result.reason)
 
-# %% ../../nbs/04_optimization/15_search.ipynb #10a83881
+# %% ../../nbs/04_optimization/15_search.ipynb #44024764
 def try_configuration(
     search: Search,  # what the loop works with
     configuration: Mapping[str, Any],  # a proposal of the optimizer
@@ -86,7 +86,12 @@ def try_configuration(
         )
     else:
         search.bus.emit(
-            TrialFinished(name=result.name, payload=result.payload, evaluation_results=result.results)
+            TrialFinished(
+                name=result.name,
+                payload=result.payload,
+                evaluation_results=result.results,
+                state=result.state,
+            )
         )
     search.optimizer.tell(configuration, usable_score(result), reason=result.reason)
     return result
