@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -620,7 +619,7 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Complet
 
 
 SMALL_MODEL = """
-import sys, time
+import signal, sys
 import numpy as np
 class Model:
     dimension = 4
@@ -747,7 +746,7 @@ class TestMilvusLite:
         code = script("""
             store = get_vector_store(Model(), MilvusLiteConfig(sys.argv[1]))
             print("open", flush=True)
-            time.sleep(60)
+            signal.pause()
         """)
         child = start_child(code, path)
         try:
@@ -894,7 +893,7 @@ class TestMilvusLite:
                 store = get_vector_store(Model(), MilvusLiteConfig(sys.argv[1]), "ai4rag_x")
                 store.add_documents(chunks(1, 501))
                 print("loaded", flush=True)
-                time.sleep(60)
+                signal.pause()
             """),
             path,
         )
@@ -918,7 +917,7 @@ def start_child(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def kill_after(child: subprocess.Popen[str], line: str, seconds: float = 0.0) -> None:
+def kill_after(child: subprocess.Popen[str], line: str) -> None:
     """Wait for a line of output, then kill the process that we started."""
     assert child.stdout is not None
     said = child.stdout.readline().strip()
@@ -926,7 +925,6 @@ def kill_after(child: subprocess.Popen[str], line: str, seconds: float = 0.0) ->
         child.kill()
         _, errors = child.communicate()
         raise AssertionError(f"{said!r} instead of {line!r}: {errors}")
-    time.sleep(seconds)
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
 
@@ -1059,9 +1057,9 @@ class TestCollections:
         assert list(list_collections(config).values()) == [6]
         assert [record.state for record in registry.records()] == ["complete"]
 
-    @pytest.mark.parametrize("moment", ["named", "first batch", "flushed", "0.05", "0.6"])
+    @pytest.mark.parametrize("moment", ["named", "first batch", "flushed", "going on", "half"])
     def test_a_load_that_was_killed_is_found_and_built_again(self, tmp_path: Path, moment: str) -> None:
-        """kill -9 between the record and its completion, at three exact and two arbitrary moments."""
+        """kill -9 between the record and its completion, while it stands still at three places, and while it goes on."""
         code = script("""
             from ai4rag_nb.foundations.cache import Cache
             from ai4rag_nb.indexing.collections import CollectionRegistry, open_collection
@@ -1069,22 +1067,21 @@ class TestCollections:
             def wait(name):
                 if moment == name:
                     print("now", flush=True)
-                    time.sleep(60)
+                    signal.pause()
             def load(store):
-                if moment[0] == "0": print("now", flush=True)
+                if moment == "going on": print("now", flush=True)
                 wait("named")
                 store.add_documents(chunks(1, 1001))
                 wait("first batch")
+                if moment == "half": print("now", flush=True)
                 store.add_documents(chunks(1001, 2001))
                 wait("flushed")
-                time.sleep(60)
+                signal.pause()
                 return 2000
             open_collection(CollectionRegistry(Cache.open(sys.argv[1])), Model(), MilvusLiteConfig(sys.argv[2]), "print", load)
         """)
         cache_path, store_path = str(tmp_path / "cache.sqlite"), str(tmp_path / "store.db")
-        kill_after(
-            start_child(code, cache_path, store_path, moment), "now", float(moment) if moment[0] == "0" else 0
-        )
+        kill_after(start_child(code, cache_path, store_path, moment), "now")
         registry, config = CollectionRegistry(Cache.open(cache_path)), MilvusLiteConfig(store_path)
         assert [record.state for record in registry.records()] == ["loading"]
         orphans = find_orphans(registry, config)
