@@ -119,7 +119,7 @@ def check_run_folder(
         )
     return path
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #62ff61f8
+# %% ../../nbs/04_optimization/07_run_store.ipynb #32a1d4bb
 def trial_columns(
     store: SQLiteFile,  # the store of a run folder
 ) -> set[str]:  # their names
@@ -131,13 +131,13 @@ def add_failures(
     store: SQLiteFile,  # the store of a run folder
 ) -> None:
     """Give the trials of an older run the column of failures."""
-    if "failure" in trial_columns(store):
+    if store.read_only or "failure" in trial_columns(store):
         return
     with store.transaction() as connection:
         if "failure" not in trial_columns(store):
             connection.execute("ALTER TABLE trials ADD COLUMN failure TEXT NOT NULL DEFAULT ''")
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #485476dd
+# %% ../../nbs/04_optimization/07_run_store.ipynb #4afdceab
 class RunStore(SQLiteFile):
     """Keep the trials and the facts of one run in its folder."""
 
@@ -158,8 +158,7 @@ class RunStore(SQLiteFile):
     ) -> None:
         self.folder = Path(folder) if read_only else check_run_folder(folder)
         super().__init__(self.folder / _RUN_FILE, read_only)
-        if not read_only:
-            add_failures(self)
+        add_failures(self)
 
     def fact(
         self,

@@ -24,7 +24,7 @@ from ..optimization.open_run import read_results, require_run
 from ..optimization.results import ExperimentResults, compare_with_leader
 from ..optimization.run_store import EvaluationResult, RunStore, get_trials
 
-# %% ../../nbs/07_serving/04_run_report.ipynb #02d987f1
+# %% ../../nbs/07_serving/04_run_report.ipynb #20f41e94
 def trial_events(
     trials: Sequence[EvaluationResult],  # stored trials, in order
     clock: float,  # when the first of them began
@@ -42,7 +42,7 @@ def trial_events(
         if trial.state == "failed":
             events.append(TrialFailed(at=clock, reason=trial.reason, **about))
         else:
-            payload, rows = trial.payload | {"state": trial.state}, trial.results
+            payload, rows = {"state": trial.state} | trial.payload, trial.results
             events.append(TrialFinished(at=clock, name=trial.name, payload=payload, evaluation_results=rows))
     return events
 
