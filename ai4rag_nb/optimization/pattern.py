@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OpenPipeline', 'LazyPipeline', 'Pattern']
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #2ce8c383
+# %% ../../nbs/04_optimization/10_pattern.ipynb #dc846c79
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ..foundations.texts import canonical_json
 from .run_store import EvaluationResult
+from ..querying.answer import Answer
 from ..querying.rag import BaseRAGTemplate
 
 # %% ../../nbs/04_optimization/10_pattern.ipynb #5bac1e23
@@ -56,7 +57,7 @@ class LazyPipeline:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #bcd8e9ec
+# %% ../../nbs/04_optimization/10_pattern.ipynb #84ea81cf
 class Pattern(LazyPipeline):
     """Answer questions with one evaluated configuration."""
 
@@ -77,13 +78,13 @@ class Pattern(LazyPipeline):
     def generate(
         self,
         question: str,  # what to ask
-    ) -> dict[str, Any]:  # "answer", "reference_documents", "question", timings and token counts
+    ) -> Answer:  # a dictionary: "answer", "answer_sources", "reference_documents", "question", timings, ...
         """Answer one question."""
         return self.rag.generate(question)
 
     def chat(
         self,
         messages: list[dict[str, str]],  # {"role", "content"}; the last one is the question
-    ) -> dict[str, Any]:  # as from `generate`
+    ) -> Answer:  # as from `generate`
         """Answer the last message of a conversation."""
         return self.rag.chat(messages)

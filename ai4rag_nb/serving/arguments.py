@@ -120,13 +120,19 @@ def _add_shared_arguments(
     if "json" in names:
         parser.add_argument("--json", action="store_true", help="print JSON to stdout")
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #f67bdc30
+# %% ../../nbs/07_serving/02_arguments.ipynb #608f4f72
 def _add_reading_commands(
     commands: Any,  # where commands are added
 ) -> None:
     """Describe the commands that look at a run."""
     leaderboard = commands.add_parser("leaderboard", help="rank the patterns of a run")
     _add_shared_arguments(leaderboard, "run", "metric", "json")
+    leaderboard.add_argument(
+        "--columns",
+        choices=("short", "all"),
+        default="short",
+        help="all: everything that was measured; it is wide",
+    )
     ask = commands.add_parser("ask", help="ask the best pattern, or another one")
     _add_shared_arguments(ask, "run")
     ask.add_argument("question", help="the question, in quotes")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['leaderboard_command', 'show_command', 'ask_command', 'clean_command']
 
-# %% ../../nbs/07_serving/06_reading.ipynb #c3b9fcbc
+# %% ../../nbs/07_serving/06_reading.ipynb #5a42602b
 import argparse
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 from ..foundations.errors import InputError
 from ..foundations.settings import load_settings
 from ..indexing.collections import CollectionRegistry, clean_collections, find_orphans
+from ..optimization.leaderboard import leaderboard_frame, leaderboard_records
 from ..optimization.open_run import find_pattern, open_run, read_results
-from ..optimization.results import leaderboard_records, metric_scores
+from ..optimization.ranking import metric_scores
 from ..optimization.run_store import EvaluationResult
 from ..optimization.workspace import Workspace
 from ai4rag_nb.serving.printing import (
@@ -26,9 +27,10 @@ from ai4rag_nb.serving.printing import (
     plain,
     summary,
     table,
+    terminal_width,
 )
 
-# %% ../../nbs/07_serving/06_reading.ipynb #5b8847ca
+# %% ../../nbs/07_serving/06_reading.ipynb #ee5a5909
 def leaderboard_command(
     arguments: argparse.Namespace,  # the options of `leaderboard`
 ) -> int:  # the exit status
@@ -38,7 +40,11 @@ def leaderboard_command(
     if arguments.json:
         print(as_json(records))
         return 0
-    print(leaderboard_table(records))
+    if arguments.columns == "all":
+        frame = leaderboard_frame(results, arguments.metric, "all").fillna("")
+        print(table([str(name) for name in frame.columns], frame.astype(str).to_numpy().tolist()))
+    else:
+        print(leaderboard_table(records, terminal_width()))
     if arguments.metric is None:
         print(f"\n{summary(results)}")
     return 0
