@@ -285,7 +285,7 @@ def call(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -588,7 +588,7 @@ def test_a_script_loads_no_widgets() -> None:
         "print([name for name in ('ipywidgets', 'tqdm', 'IPython', 'pandas') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 

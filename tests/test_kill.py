@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list
             command(*arguments(folder, "run", "workspace")),
             env=environment(stub),
             capture_output=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr.decode()
         yield table_in(folder / "run"), len(stub.bodies)
@@ -72,13 +72,13 @@ def test_a_killed_search_goes_on(
         )
         wait_until(lambda: len(stub.bodies) >= when or process.poll() is not None)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         prompts, texts = paid_calls(stub)
         again = subprocess.run(
             command(*arguments(tmp_path, "run", "workspace")),
             env=environment(stub),
             capture_output=True,
-            timeout=120,
+            timeout=300,
         )
         assert again.returncode == 0, again.stderr.decode()
         assert "Traceback" not in again.stderr.decode()

@@ -39,7 +39,8 @@ from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel, model_folder
 from ai4rag_nb.indexing.openai_embedding import OpenAIEmbeddingModel
 from ai4rag_nb.indexing.openai_requests import ServiceClient, ServiceError
 from ai4rag_nb.indexing.static_embedding import StaticEmbeddingModel, distil, mean_vector, static_folder
-from ai4rag_nb.querying.extractive import ExtractiveFoundationModel, candidate_sentences
+from ai4rag_nb.querying.candidates import find_candidates
+from ai4rag_nb.querying.extractive import ExtractiveFoundationModel
 from ai4rag_nb.querying.generation import (
     REFUSAL_SENTENCE,
     BaseFoundationModel,
@@ -643,8 +644,9 @@ class TestFailures:
         for name, value in options.items():
             setattr(stub.settings, name, value)
         maker: Callable[..., Any] = service_model if kind == "embedding" else answering_model
+        patience = 1.0 if options.keys() & {"hang", "drip"} else 60.0
         with pytest.raises(ModelSettingsError, match=said) as caught:
-            check_model(maker(stub, timeout=1.0, retries=1))
+            check_model(maker(stub, timeout=patience, retries=1))
         assert stub.counts.requests + stub.counts.hung == requests
         assert stub.counts.waited_out == 0, "nobody waits for the end of such an answer"
         assert "does not work" in str(
@@ -747,7 +749,7 @@ class TestFailures:
             "try: ServiceClient(client, timeout=0.5, retries=0).get('/models')\n"
             "except ServiceError as error: print(error.kind)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
         assert done.stdout.strip() == "timeout"
         assert (stub.counts.hung, stub.counts.waited_out) == (1, 0)
         stub.settings.hang = 0.0
@@ -972,11 +974,12 @@ class TestExtractive:
         context = "Intro.\n\nThe pump needs approx. 3.5 bar, i.e. A bit more\nthan the boiler. Never open it."
         reader = ExtractiveFoundationModel(minilm)
         text = reader.generate([], "Which pressure does the pump need?", [context]).text
-        assert text == "The pump needs approx. 3.5 bar, i.e. A bit more\nthan the boiler." and text in context
+        assert text == "The pump needs approx. 3.5 bar, i.e. A bit more than the boiler."
+        assert text in " ".join(context.split())
 
     def test_very_long_sentences_are_read_by_their_beginning(self, minilm: LocalEmbeddingModel) -> None:
         context = "水" * 550 + "。"
-        reader = ExtractiveFoundationModel(minilm, threshold=-1.0)
+        reader = ExtractiveFoundationModel(minilm, threshold=0.0)
         assert reader.generate([], "What is 水?", [context]).text in context
         assert reader.generate([], "tea " * 600, [context]).text in context
 
@@ -1010,7 +1013,8 @@ class TestExtractive:
         assert len(letters) - markers <= sum(character.isalpha() for character in covered) <= len(letters)
 
     def test_nothing_is_thrown_away_for_its_length(self) -> None:
-        assert candidate_sentences(["Is it safe? Yes. Why? No."]) == ["Yes.", "No."]
+        found = find_candidates(["Is it safe? Yes. Why? No."])
+        assert [candidate.text for candidate in found] == ["Yes.", "No."]
 
 
 class TestSpecs:

@@ -612,7 +612,7 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Complet
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         **options,
     )
