@@ -51,7 +51,7 @@ def table(
 
     return "\n".join(cells(line) for line in lines)
 
-# %% ../../nbs/07_serving/03_printing.ipynb #81daae7f
+# %% ../../nbs/07_serving/03_printing.ipynb #8d7b5c33
 def number(
     value: float | None,  # a score, or None
     digits: int = 3,  # behind the point
@@ -96,7 +96,8 @@ def leaderboard_table(
 
 def terminal_width() -> int | None:
     """Give the characters of a line of the terminal; None where the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    terminal = sys.stdout is not None and sys.stdout.isatty()  # closed output is None
+    return shutil.get_terminal_size().columns if terminal else None
 
 # %% ../../nbs/07_serving/03_printing.ipynb #a663bf5c
 def held_out_sentence(
