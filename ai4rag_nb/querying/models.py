@@ -169,7 +169,7 @@ def foundation_model(
         raise ModelSettingsError(f"There is no local answering model '{parts.name}'.", remedy=remedy)
     return model if cache is None else CachedFoundationModel(model, cache)
 
-# %% ../../nbs/02_querying/05_models.ipynb #9f772f3c
+# %% ../../nbs/02_querying/05_models.ipynb #71268f0b
 def default_embedding(
     cache: Cache | None,  # where vectors are kept
 ) -> BaseEmbeddingModel:  # the packaged MiniLM
@@ -181,7 +181,7 @@ def reader_parameters(
     params: Mapping[str, Any] | None,  # what the user gave
 ) -> dict[str, Any]:  # the same, checked
     """Check the parameters of the extractive reader."""
-    names = ("threshold", "sentences", "most_candidates", "word_weight")
+    names = ("threshold", "sentences", "most_candidates", "word_weight", "margin")
     for name, value in dict(params or {}).items():
         if name not in names:
             remedy = suggestion(name, names) or f"There are {', '.join(names)}."
