@@ -1166,6 +1166,24 @@ def refuse_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket.connect", refuse)
 
 
+def test_a_real_pdf_is_plain_text_when_the_models_are_broken(office_files, tmp_path, monkeypatch):
+    without_models(monkeypatch, tmp_path)
+    refuse_the_network(monkeypatch)
+    broken = tmp_path / "cache" / "models" / "docling-project--docling-layout-heron"
+    broken.mkdir(parents=True)
+    monkeypatch.setenv("DOCLING_CACHE_DIR", str(tmp_path / "cache"))
+    cache = Cache.open(":memory:")
+    for cached in (0, 2):
+        loaded = load_documents(office_files, cache=cache)
+        assert loaded.skipped == [] and loaded.from_cache == cached
+        assert [document_text(document) for document in loaded if document.name == "report.pdf"] == [
+            "The seal was replaced in May\nand holds.\n\nPage two."
+        ]
+        ((name, note),) = loaded.notes
+        assert name == "report.pdf" and "plain text" in note and "docling could not convert it" in note
+    cache.close()
+
+
 def test_real_files_that_are_damaged_are_named(office_files, tmp_path, monkeypatch):
     without_models(monkeypatch, tmp_path)
     refuse_the_network(monkeypatch)
