@@ -31,7 +31,7 @@ from .run_handle import RunHandle, RunTally
 from .run_store import EvaluationResult, is_run_folder
 from .trial import make_pipeline
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #86a343f8
+# %% ../../nbs/04_optimization/21_experiment.ipynb #715159a6
 def open_pipeline(
     prepared: PreparedExperiment,  # the experiment
     result: EvaluationResult,  # one of its results
@@ -40,7 +40,8 @@ def open_pipeline(
     configuration = prepared.models.space.canonical(result.configuration)
     work = new_runner(prepared, EventBus(), StopFlag()).work
     opened = open_index(work, configuration, configuration["embedding_model"])
-    return OpenPipeline(make_pipeline(configuration, opened.store), opened.store.close)
+    notes = [opened.note] if opened.note else []
+    return OpenPipeline(make_pipeline(configuration, opened.store), opened.store.close, notes)
 
 
 def make_pattern(
@@ -127,18 +128,19 @@ class RunnableExperiment(ReadableExperiment):
         best = best_result(self.results)
         return {**best.configuration, "score": best.score}
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #3132d5f9
+# %% ../../nbs/04_optimization/21_experiment.ipynb #05a57f71
 _IN_SPACE = "Models belong into the search space: AI4RAGSearchSpace({0}=['{1}'])."
+_BELONGING = {
+    "foundation_model": _IN_SPACE.format("foundation_model", "openai:MODEL"),
+    "foundation_models": _IN_SPACE.format("foundation_model", "openai:MODEL"),
+    "embedding_model": _IN_SPACE.format("embedding_model", "local:static"),
+    "embedding_models": _IN_SPACE.format("embedding_model", "local:static"),
+    "max_evals": 'It belongs to the optimizer: optimizer_settings={"max_evals": 20}.',
+    "random_state": 'It belongs to the optimizer: optimizer_settings={"random_state": 7}.',
+}
 
-
-@named_arguments(
-    foundation_model=_IN_SPACE.format("foundation_model", "openai:MODEL"),
-    foundation_models=_IN_SPACE.format("foundation_model", "openai:MODEL"),
-    embedding_model=_IN_SPACE.format("embedding_model", "local:static"),
-    embedding_models=_IN_SPACE.format("embedding_model", "local:static"),
-    max_evals='It belongs to the optimizer: optimizer_settings={"max_evals": 20}.',
-    random_state='It belongs to the optimizer: optimizer_settings={"random_state": 7}.',
-)
+# %% ../../nbs/04_optimization/21_experiment.ipynb #0b535a2d
+@named_arguments(**_BELONGING)
 class Experiment(RunnableExperiment):
     """Find the best RAG configuration for documents and questions."""
 

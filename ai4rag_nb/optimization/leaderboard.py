@@ -67,7 +67,7 @@ def varied_settings(
     names = list(dict.fromkeys(name for entry in patterns for name in entry["settings"]))
     return [name for name in names if len({str(entry["settings"].get(name)) for entry in patterns}) > 1]
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #4c26f838
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #a09e731c
 def _score_columns(
     name: str,  # how the metric is called
     scores: Mapping[str, Any],  # its mean, interval and count; empty where there are none
@@ -100,7 +100,7 @@ def _short_row(
     row["context_tokens"] = None if tokens is None else round(tokens)
     return {**row, "seconds": round(entry["duration_seconds"], 1)}
 
-
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #86447376
 def _whole_row(
     entry: Mapping[str, Any],  # one of the "patterns"
     records: Mapping[str, Any],  # all of it

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OpenPipeline', 'LazyPipeline', 'Pattern']
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #dc846c79
+# %% ../../nbs/04_optimization/10_pattern.ipynb #c31b417c
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,15 +16,16 @@ from .run_store import EvaluationResult
 from ..querying.answer import Answer
 from ..querying.rag import BaseRAGTemplate
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #5bac1e23
+# %% ../../nbs/04_optimization/10_pattern.ipynb #b02a24b1
 @dataclass
 class OpenPipeline:
     """Hold an open pipeline and how to close it."""
 
     pipeline: BaseRAGTemplate  # answers questions
     close: Callable[[], None]  # gives back what it holds
+    notes: Sequence[str] = ()  # what was found damaged, and what was done about it
 
-
+# %% ../../nbs/04_optimization/10_pattern.ipynb #1b678f16
 class LazyPipeline:
     """Open a pipeline when it is asked for, once, and close it."""
 
@@ -43,6 +44,11 @@ class LazyPipeline:
             if self._opened is None:
                 self._opened = self._opener()
             return self._opened.pipeline
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what was found damaged when the pipeline was opened, and what was done about it."""
+        return list(self._opened.notes) if self._opened is not None else []
 
     def close(self) -> None:
         """Give back the collection and the models; asking again opens them again."""

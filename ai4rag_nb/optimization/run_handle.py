@@ -21,7 +21,14 @@ from ai4rag_nb.foundations.events import (
     TrialFinished,
 )
 
-# %% ../../nbs/04_optimization/17_run_handle.ipynb #ac652500
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #d469a81b
+def _context_tokens(
+    event: TrialFinished,  # the results of a configuration
+) -> float | None:  # tokens of context a question
+    """Estimate the size of the contexts of a finished configuration."""
+    return context_tokens(row.get("answer_contexts") or () for row in event.evaluation_results)
+
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #6dfe694c
 class RunTally(BaseEventHandler):
     """Count configurations and remember the best one."""
 
@@ -56,8 +63,7 @@ class RunTally(BaseEventHandler):
             metrics = event.payload.get("evaluation", {}).get("metrics", [])
             means = [metric["scores"]["mean"] for metric in metrics if metric.get("optimization_metric")]
             if event.state in ("completed", "degraded") and means:
-                rows = (row.get("answer_contexts") or () for row in event.evaluation_results)
-                self.take(event.name, means[0], context_tokens(rows))
+                self.take(event.name, means[0], _context_tokens(event))
 
     def __str__(self) -> str:
         """Say how far it is; nothing before the run has begun."""

@@ -6,7 +6,7 @@
 __all__ = ['TrialRunner', 'collection_in_use', 'make_pipeline', 'ask_questions', 'Measured', 'measure', 'grouped_settings',
            'find_twin', 'missing_scores', 'measure_configuration', 'run_trial', 'attempt_trial']
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #67b6a98a
+# %% ../../nbs/04_optimization/14_trial.ipynb #3111815b
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +34,7 @@ from ai4rag_nb.optimization.payloads import (
 )
 from .preparation import ExperimentInputs, QuestionSet
 from .run_store import Candidate, EvaluationResult
+from ..querying.answer import Answer
 from ..querying.rag import SimpleRAG, query_rag
 from ..querying.retriever import HitListCache, Retriever
 
@@ -96,13 +97,13 @@ def make_pipeline(
     retriever = Retriever(store, token_counter=counter, hit_lists=hit_lists, **settings)
     return SimpleRAG(configuration["foundation_model"], retriever)
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #1867cfe2
+# %% ../../nbs/04_optimization/14_trial.ipynb #6378fa8f
 def ask_questions(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
     store: BaseVectorStore,  # its collection, open
     questions: QuestionSet,  # what to ask
-) -> list[dict[str, Any]]:  # one response a question; failed ones carry their error
+) -> list[Answer]:  # one response a question; failed ones carry their error
     """Ask all questions of a part of the benchmark."""
     pipeline = make_pipeline(candidate.configuration, store, runner.hit_lists)
     label = f"{candidate.name}: asking"

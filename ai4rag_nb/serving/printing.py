@@ -51,7 +51,7 @@ def table(
 
     return "\n".join(cells(line) for line in lines)
 
-# %% ../../nbs/07_serving/03_printing.ipynb #8d7b5c33
+# %% ../../nbs/07_serving/03_printing.ipynb #4981b85c
 def number(
     value: float | None,  # a score, or None
     digits: int = 3,  # behind the point
@@ -59,7 +59,7 @@ def number(
     """Write a number, or a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
-
+# %% ../../nbs/07_serving/03_printing.ipynb #87189ec5
 def _pattern_cells(
     entry: Mapping[str, Any],  # one of the "patterns" of `leaderboard_records`
     metric: str,  # what is ranked by
@@ -76,7 +76,7 @@ def _pattern_cells(
     first = [str(entry["rank"] or "-"), entry["name"], number(entry["score"]), interval, str(own.get("n", 0))]
     return [*first, *means, *settings, *costs, state]
 
-
+# %% ../../nbs/07_serving/03_printing.ipynb #ee81b1b6
 def leaderboard_table(
     records: Mapping[str, Any],  # as `leaderboard_records` gives them
     width: int | None = None,  # characters of a line, where that matters
