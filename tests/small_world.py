@@ -291,7 +291,7 @@ def call(
 
 def table_of(results: Any) -> list[dict[str, Any]]:
     """Give a leaderboard without what differs from run to run: durations and names of collections."""
-    from ai4rag_nb.optimization.results import leaderboard_records
+    from ai4rag_nb.optimization.leaderboard import leaderboard_records
 
     return [
         {name: value for name, value in entry.items() if name != "duration_seconds"}

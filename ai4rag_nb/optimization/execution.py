@@ -6,7 +6,7 @@
 __all__ = ['start_events', 'new_runner', 'get_ready', 'attempt', 'restore_collection', 'execute', 'write_missing_files',
            'placed_binding', 'remember_setup', 'run_prepared']
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #3476b11c
+# %% ../../nbs/04_optimization/20_execution.ipynb #bfbb8a9a
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ from ai4rag_nb.foundations.events import (
     RunStarted,
     StopFlag,
 )
-from ..indexing.vector_store import get_vector_store
+from ..indexing.collections import CollectionRegistry, open_place
 from .held_out import try_held_out
 from .indexing_phase import IndexingPhase
 from .lost_trials import lost_to_service
@@ -36,6 +36,7 @@ from .run_store import Candidate, EvaluationResult, RunStore, claim_run
 from .search import Search, run_search, take_up
 from .space_models import check_models, check_services
 from .trial import TrialRunner, attempt_trial, collection_in_use
+from .workspace import remember_run
 
 # %% ../../nbs/04_optimization/20_execution.ipynb #533d7db9
 def start_events(
@@ -72,13 +73,17 @@ def new_runner(
     threads = prepared.options.inference_max_threads or prepared.settings.inference_max_threads
     return TrialRunner(inputs, work, prepared.models.space.combinations, threads)
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #f4dd9f52
+# %% ../../nbs/04_optimization/20_execution.ipynb #f3df15e1
 def get_ready(
     prepared: PreparedExperiment,  # everything a search needs
     runner: TrialRunner,  # evaluates configurations
 ) -> None:
     """Open the vector store for the time of the run, and ask every model once."""
-    runner.held.append(get_vector_store(prepared.models.embedding_models[0], prepared.config))
+    registry = CollectionRegistry(prepared.workspace.cache)
+    place, note = open_place(registry, prepared.models.embedding_models[0], prepared.config)
+    runner.held.append(place)
+    if note:
+        runner.work.bus.status(LogLevel.WARNING, note, ExperimentStep.EMBEDDING)
     parts = [part for part in (prepared.inputs.tuning, prepared.inputs.held_out) if part is not None]
     check_models(prepared.models, [text for part in parts for text in part.benchmark.questions])
 
@@ -174,7 +179,7 @@ def remember_setup(
         }
     )
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #bf5e249b
+# %% ../../nbs/04_optimization/20_execution.ipynb #ca98a1dd
 def run_prepared(
     prepared: PreparedExperiment,  # everything a search needs
     handlers: Sequence[BaseEventHandler],  # who listens
@@ -182,6 +187,7 @@ def run_prepared(
 ) -> list[EvaluationResult]:  # every evaluated configuration
     """Run a search in its folder, alone, and write down how it ended."""
     with only_run_in(prepared.folder):
+        remember_run(prepared.workspace.cache, prepared.folder)
         return _run_alone(prepared, handlers, stop)
 
 
