@@ -215,7 +215,7 @@ class _BenchmarkLists:
         answerable = self.answerable.count(True)
         return f"{len(self)} questions ({answerable} answerable) about {documents} documents"
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #23c603be
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #27c424e6
 def _columns(
     records: Sequence[BenchmarkRecord],  # checked records
 ) -> dict[str, Any]:  # the arguments that make a benchmark of them
@@ -241,11 +241,12 @@ class _ReadableBenchmark(_BenchmarkLists):
         separator: str = "|",  # stands between the texts of one CSV cell that is not a JSON list
     ) -> Self:  # its questions
         """Read a benchmark file."""
+        columns = _columns(read_records(path, separator))
         try:
-            return cls(**_columns(read_records(path, separator)))
+            return cls(**columns)
         except BenchmarkError as error:
-            prefix = "" if str(path) in str(error) else f"The benchmark file '{path}' cannot be used: "
-            raise BenchmarkError(f"{prefix}{error}") from error
+            said = f"The benchmark file '{path}' cannot be used: {error.message}"
+            raise BenchmarkError(said, remedy=error.remedy) from error
 
     @classmethod
     def from_records(
