@@ -97,7 +97,8 @@ def test_a_run_prints_the_ranking_and_what_it_means(finished: Any) -> None:
     assert str(folder / "run" / "report.html") in done.stdout
     assert "12 questions" in done.stdout, "that few questions are mostly noise is said"
     assert "6 documents" in done.stderr and "8 pipelines" in done.stderr and "rank" not in done.stderr
-    notes = [line for line in done.stderr.splitlines() if "No questions are held out" in line]
+    said = [*done.stderr.splitlines(), *lines]
+    notes = [line for line in said if "No questions are held out" in line]
     assert len(notes) == 1, "a note is told once"
 
 
@@ -106,9 +107,10 @@ def test_the_leaderboard_in_json(finished: Any, capsys: pytest.CaptureFixture[st
     status, output, errors = ends(capsys, "leaderboard", str(folder / "run"), "--json")
     assert status == 0 and errors == ""
     records = json.loads(output)
-    assert set(records) == {"metric", "patterns"} and records["metric"] == "custom:overall_score"
+    assert set(records) == {"metric", "chosen", "patterns"} and records["metric"] == "custom:overall_score"
     for rank, entry in enumerate(records["patterns"], start=1):
-        assert set(entry) == {"name", "rank", "state", "score", "scores", "settings", "duration_seconds"}
+        costs = {"context_tokens", "duration_seconds"}
+        assert set(entry) == {"name", "rank", "state", "score", "scores", "settings", *costs}
         assert entry["rank"] == rank and entry["state"] == "completed" and entry["name"].startswith("Pattern")
         assert all(set(scores) == {"mean", "ci_low", "ci_high", "n"} for scores in entry["scores"].values())
         assert entry["score"] == entry["scores"]["custom:overall_score"]["mean"]

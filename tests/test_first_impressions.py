@@ -319,7 +319,7 @@ def test_a_refused_folder_says_what_differs(tmp_path: Path, stub: OpenAIStub) ->
     )
     records = benchmark_records()
     records[3]["correct_answers"] = ["two crowns"]
-    assert refusal(tmp_path, records=records[1:]).count("'q") == 0 or True
+    assert "removed" in refusal(tmp_path, records=records[1:])
     said = refusal(tmp_path, records=records)
     assert re.search(
         r"The questions differ: '[^']*What does a bicycle cost on the ferry\?' changed\.$", said

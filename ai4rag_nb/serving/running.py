@@ -120,7 +120,7 @@ def read_documents(
     say(documents.report())
     return documents
 
-# %% ../../nbs/07_serving/05_running.ipynb #cd952e78
+# %% ../../nbs/07_serving/05_running.ipynb #44fb5898
 def print_results(
     results: ExperimentResults,  # what was found
     folder: Path,  # the run folder
@@ -131,7 +131,7 @@ def print_results(
     records = leaderboard_records(results)
     if json_wanted:
         print(as_json(records))
-        say(f"Results: {folder}. Report: {report}.")
+        say("\n".join([*results.notes, f"Results: {folder}. Report: {report}."]))
         return
     print(leaderboard_table(records, terminal_width()))
     print(f"\n{summary(results)}\n\nResults: {folder}\nReport:  {report}")
