@@ -14,20 +14,25 @@ from .generation import AnswerSource
 from .sentences import split_sentences
 
 # %% auto #0
-__all__ = ['Candidate', 'one_line', 'is_title', 'Surroundings', 'read_candidates', 'find_candidates']
+__all__ = ['Candidate', 'one_line', 'is_title', 'Surroundings', 'with_introduction', 'read_candidates', 'find_candidates']
 
-# %% ../../nbs/02_querying/02b_candidates.ipynb #5e062ba7
+# %% ../../nbs/02_querying/02b_candidates.ipynb #52f51ce6
 @dataclass(frozen=True)
 class Candidate:
     """Hold a piece of a passage that may be an answer."""
 
     text: str  # as it is shown
-    source: AnswerSource  # where it stands
+    sources: tuple[AnswerSource, ...]  # where it stands; code may have its introduction before it
     kind: str  # "text", "item", "row" or "code"
     heading: str = ""  # the headings above it, as far as the passage shows them
     before: str = (
         ""  # what it goes with: header of the table, introduction of the list or code, sentence before
     )
+
+    @property
+    def context(self) -> int:
+        """Give the number of its passage."""
+        return self.sources[0].context
 
 
 def one_line(
@@ -36,10 +41,10 @@ def one_line(
     """Put a text on one line."""
     return " ".join(text.split())
 
-# %% ../../nbs/02_querying/02b_candidates.ipynb #29c8adc4
+# %% ../../nbs/02_querying/02b_candidates.ipynb #04ef02fd
 _TITLE_WORDS = 12  # a longer line is no title
 _ENDINGS = re.compile(r"[.!?…:;。！？][\"')\]”’»*_`]*$")
-_QUESTION = re.compile(r"[?？][\"')\]”’»*_`]*$")
+_LEADING = re.compile(r"[?？:：][\"')\]”’»*_`]*$")  # a question, or words that lead to something
 
 
 def is_title(
@@ -48,7 +53,7 @@ def is_title(
     """Tell titles from sentences."""
     return len(text.split()) <= _TITLE_WORDS and not _ENDINGS.search(text) and ": " not in text
 
-# %% ../../nbs/02_querying/02b_candidates.ipynb #07e96f39
+# %% ../../nbs/02_querying/02b_candidates.ipynb #176ec884
 @dataclass
 class Surroundings:
     """Hold what was read last, while a passage is read."""
@@ -56,6 +61,7 @@ class Surroundings:
     heading: str = ""  # the path of headings
     before: str = ""  # the sentence, item or row before
     introduction: str = ""  # the last sentence of running text
+    place: AnswerSource | None = None  # where that sentence stands, while nothing has come after it
     header: str = ""  # the header of the table
     complete: bool = True  # whether the path of headings has ended
 
@@ -66,7 +72,7 @@ class Surroundings:
         """Pass a heading."""
         self.heading = heading if self.complete else f"{self.heading}; {heading}"
         self.before = self.introduction = self.header = ""
-        self.complete = False
+        self.complete, self.place = False, None
 
     def near(
         self,
@@ -81,17 +87,29 @@ class Surroundings:
         self,
         kind: str,  # of a piece
         text: str,  # the piece
+        place: AnswerSource | None = None,  # where it stands
     ) -> None:
         """Pass a piece."""
-        self.complete, self.before = True, text
+        self.complete, self.before, self.place = True, text, place if kind == "text" else None
         self.introduction = text if kind == "text" else self.introduction
         self.header = text if kind == "header" else self.header if kind == "row" else ""
 
-# %% ../../nbs/02_querying/02b_candidates.ipynb #d37ea6f9
+# %% ../../nbs/02_querying/02b_candidates.ipynb #da227c1c
+def with_introduction(
+    text: str,  # code
+    source: AnswerSource,  # where it stands
+    around: Surroundings,  # what was read before
+) -> tuple[str, tuple[AnswerSource, ...]]:  # what is shown, and where it stands
+    """Put the sentence that leads to a piece of code above it."""
+    if around.place is None or not _LEADING.search(around.introduction):
+        return text, (source,)
+    return f"{around.introduction}\n{text}", (around.place, source)
+
+
 def read_candidates(
     context: str,  # a passage
     number: int,  # which one it is
-) -> Iterator[tuple[Candidate, bool]]:  # each piece, and whether it is a title or a question
+) -> Iterator[tuple[Candidate, bool]]:  # each piece, and whether it only leads to others
     """Read the candidates of one passage."""
     around = Surroundings()
     for sentence in split_sentences(context):
@@ -100,17 +118,18 @@ def read_candidates(
             continue
         kind, flat = sentence.kind, one_line(exact)
         title = kind == "text" and is_title(flat)
-        if kind not in ("heading", "header"):
-            source = AnswerSource(number, sentence.start, sentence.end)
-            text = exact if kind == "code" else flat
-            poor = title or (kind == "text" and bool(_QUESTION.search(flat)))
-            yield Candidate(text, source, kind, around.heading, around.near(kind)), poor
+        source = AnswerSource(number, sentence.start, sentence.end)
+        if kind == "code":
+            yield Candidate(*with_introduction(exact, source, around), kind, around.heading), False
+        elif kind not in ("heading", "header"):
+            poor = title or (kind in ("text", "item") and bool(_LEADING.search(flat)))
+            yield Candidate(flat, (source,), kind, around.heading, around.near(kind)), poor
         if title or kind == "heading":
             around.enter(flat)
         else:
-            around.leave(kind, flat)
+            around.leave(kind, flat, source)
 
-
+# %% ../../nbs/02_querying/02b_candidates.ipynb #486574ec
 def find_candidates(
     contexts: Sequence[str],  # the passages, best first
 ) -> list[Candidate]:  # distinct ones, in reading order

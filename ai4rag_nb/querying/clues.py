@@ -157,7 +157,7 @@ def shared_words(
         {word: math.log(1 + len(texts) / (spread[word] + 0.5)) for word in question_stems(question)}
     )
 
-# %% ../../nbs/02_querying/02c_clues.ipynb #efab58db
+# %% ../../nbs/02_querying/02c_clues.ipynb #ce05051d
 @dataclass(frozen=True)
 class Clues:
     """Hold the clues of all candidates of a question."""
@@ -179,10 +179,10 @@ def clues_of(
     for place, candidate in enumerate(candidates):
         near = own[place] | set(stems(candidate.before))
         headed = near | set(stems(candidate.heading))
-        around = headed | passages[candidate.source.context]
+        around = headed | passages[candidate.context]
         shares = [words.share(found) for found in (own[place], near, headed, around)]
         values[place, :4] = np.diff([0.0, *shares])
-        values[place, 4:] = holds_kind(kinds, candidate.text), 1 / (1 + candidate.source.context)
+        values[place, 4:] = holds_kind(kinds, candidate.text), 1 / (1 + candidate.context)
         plain[place] = words.plain_share(headed)
     return Clues(values, plain)
 

@@ -152,7 +152,7 @@ class ReaderSettings(BaseFoundationModel):
         facts = {"kind": "extractive", "version": READER_VERSION, "weights": weights}
         return {**facts, **settings, "embedding": self.embedding_model.fingerprint()}
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #0fe2c988
+# %% ../../nbs/02_querying/03_extractive.ipynb #11a45218
 def chosen_candidates(
     model: ReaderSettings,  # the reader
     question: str,  # what is asked
@@ -173,7 +173,7 @@ def chosen_candidates(
         if len(chosen) < model.sentences and scores[place] >= scores[best] - model.margin and words - said:
             chosen.append(listed.candidates[place])
             said |= words
-    return sorted(chosen, key=lambda candidate: (candidate.source.context, candidate.source.start))
+    return sorted(chosen, key=lambda candidate: (candidate.context, candidate.sources[0].start))
 
 
 def joined(
@@ -181,7 +181,11 @@ def joined(
 ) -> str:  # the answer
     """Put sentences beside each other, and rows and code on lines of their own."""
     running = all(candidate.kind in ("text", "item") for candidate in chosen)
-    return (" " if running else "\n").join(candidate.text for candidate in chosen)
+    text = ""
+    for candidate in chosen:
+        spaced = text and not text.endswith(("。", "！", "？"))
+        text += ((" " if running else "\n") if spaced else "") + candidate.text
+    return text
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #e9426455
 def at_hand(
@@ -208,7 +212,7 @@ def at_hand(
     columns = [known[f"s{shown[text]}"] for text in texts]
     return np.array(rows), np.array(columns)
 
-# %% ../../nbs/02_querying/03_extractive.ipynb #2c0f0131
+# %% ../../nbs/02_querying/03_extractive.ipynb #1d1d4913
 class ExtractiveFoundationModel(ReaderSettings):
     """Answer with the best pieces of the passages, or abstain."""
 
@@ -237,6 +241,6 @@ class ExtractiveFoundationModel(ReaderSettings):
         chosen = chosen_candidates(self, question, listed) if listed.candidates else []
         self.counts.add(answers=1)
         text = joined(chosen) or REFUSAL_SENTENCE
-        sources = tuple(candidate.source for candidate in chosen)
+        sources = tuple(place for candidate in chosen for place in candidate.sources)
         reason, seconds = "stop" if chosen else "abstained", time.perf_counter() - started
         return Generation(text, 0, 0, reason, seconds, refused=not chosen, sources=sources)
