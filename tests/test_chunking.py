@@ -477,11 +477,10 @@ class TestHybrid:
         assert np.mean(minilm().count_many([chunk.text for chunk in chunks[:-1]])) > 0.9 * 128
 
     @pytest.mark.parametrize("counter", COUNTERS)
-    @pytest.mark.parametrize("size", [32, 128])
     def test_sections_that_fit_become_what_docling_core_makes_of_them(
-        self, counter: str, size: int, monkeypatch: pytest.MonkeyPatch
+        self, counter: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        chunker = get_chunker("hybrid", size, 0, COUNTERS[counter]())
+        chunker = get_chunker("hybrid", 64, 0, COUNTERS[counter]())
         documents = [markdown_document(text, f"{name}.md") for name, text in ODD.items()]
         chunks = chunker.split_documents(documents)
         monkeypatch.setattr("ai4rag_nb.indexing.docling_chunker._fit", lambda *arguments: False)
