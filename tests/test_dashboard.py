@@ -744,7 +744,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [800, 1600])
+@pytest.mark.parametrize("width", [390, 800, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_report_in_a_browser(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     state = fold(DashboardState(), [*sample_events()])
@@ -763,6 +763,34 @@ def test_the_report_in_a_browser(browser: Any, tmp_path: Path, width: int, schem
     summary.focus()
     page.keyboard.press("Enter")
     assert page.locator("#question-1").is_visible()
+    page.close()
+
+
+_CROPPED = """() => [...document.querySelectorAll('body *')].filter(element => {
+    if (element.getBoundingClientRect().right <= document.documentElement.clientWidth + 1) return false;
+    for (let frame = element.parentElement; frame; frame = frame.parentElement)
+        if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(frame).overflowX)) return false;
+    return true;
+}).map(element => element.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.browser
+def test_the_report_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    state = fold(DashboardState(), [*sample_events()])
+    long = "unbroken" * 40
+    places = {"results": f"/home/{long}/run"}
+    written = write_report(tmp_path / "report.html", state, notes=[long], places=places, title=long)
+    page = browser.new_page(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    page.goto(written.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert page.evaluate("innerWidth") == 390, "the page is laid out for the phone and not zoomed out"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390 and page.evaluate(_CROPPED) == []
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('p, td, th, li')].map(e => getComputedStyle(e).fontSize)"
+    )
+    assert min(float(size.removesuffix("px")) for size in sizes) >= 12
+    heights = page.evaluate("[...document.querySelectorAll('table.wide tr')].map(e => e.offsetHeight)")
+    assert max(heights) < 200, "columns are not squeezed until every word has a line"
     page.close()
 
 

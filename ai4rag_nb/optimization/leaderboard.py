@@ -41,7 +41,7 @@ def leaderboard_records(
         )
     return {"metric": key, "chosen": list(results.metrics), "patterns": patterns}
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #f9c0da35
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #b637f7fe
 def metric_names(
     records: Mapping[str, Any],  # as `leaderboard_records` gives them
 ) -> dict[str, str]:  # "evaluator:metric" -> how the column is called
@@ -63,9 +63,13 @@ def other_metrics(
 def varied_settings(
     patterns: Sequence[Mapping[str, Any]],  # the "patterns" of `leaderboard_records`
 ) -> list[str]:  # names of parameters
-    """Find the settings in which configurations differ."""
+    """Find the settings in which configurations differ; one that is only switched off somewhere does not."""
     names = list(dict.fromkeys(name for entry in patterns for name in entry["settings"]))
-    return [name for name in names if len({str(entry["settings"].get(name)) for entry in patterns}) > 1]
+    values = {
+        name: {str(entry["settings"][name]) for entry in patterns if name in entry["settings"]}
+        for name in names
+    }
+    return [name for name in names if len(values[name]) > 1]
 
 # %% ../../nbs/04_optimization/08b_leaderboard.ipynb #a09e731c
 def _score_columns(

@@ -99,19 +99,18 @@ def terminal_width() -> int | None:
     terminal = sys.stdout is not None and sys.stdout.isatty()  # closed output is None
     return shutil.get_terminal_size().columns if terminal else None
 
-# %% ../../nbs/07_serving/03_printing.ipynb #a663bf5c
+# %% ../../nbs/07_serving/03_printing.ipynb #93edce26
 def held_out_sentence(
     results: ExperimentResults,  # what an experiment found out
 ) -> str:  # a sentence, empty when nothing was held out
     """Say how the winner does on questions that the search never saw."""
     for metric in results.held_out.get("metrics", []):
         if f"{metric['evaluator']}:{metric['name']}" == results.optimization_metric:
-            scores = metric["scores"]
+            scores, asked = metric["scores"], results.held_out["questions"]
+            counted = f"{asked}" if scores["n"] == asked else f"{scores['n']} of {asked}"
             return (
-                f"On {results.held_out['questions']} questions that the search never saw it scores "
-                f"{number(scores['mean'])} (95 % interval {number(scores['ci_low'])} - "
-                f"{number(scores['ci_high'])}, "
-                f"n = {scores['n']})."
+                f"On questions that the search never saw it scores {number(scores['mean'])} (95 % interval "
+                f"{number(scores['ci_low'])} - {number(scores['ci_high'])}, {counted} questions)."
             )
     return ""
 
