@@ -14,6 +14,7 @@ import json
 import re
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -246,10 +247,25 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     stub: OpenAIStub
 
+    def __init__(self, *arguments: Any) -> None:
+        self.connections: set[socket.socket] = set()  # open ones
+        super().__init__(*arguments)
+
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connections.add(connection)
         return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """End the connections that callers keep open, and with them their threads."""
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *arguments: object) -> None:
         return
@@ -292,7 +308,9 @@ class OpenAIStub:
     def stop(self) -> None:
         self.stopping.set()
         self._server.shutdown()
+        self._server.close_connections()
         self._server.server_close()
+        self._thread.join()
 
     def __enter__(self) -> OpenAIStub:
         return self.start()

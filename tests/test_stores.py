@@ -732,9 +732,7 @@ class TestMilvusLite:
         with get_vector_store(HashModel(), MilvusLiteConfig(path)) as store:
             store.add_documents(random_chunks(3))
             done = run_python(code, path)
-        assert done.stdout.startswith("VectorStoreInitializationError Cannot open the vector store"), (
-            done.stderr
-        )
+        assert done.stdout.startswith("LockedStoreError Cannot open the vector store"), done.stderr
         assert f"another process {os.getpid()} has it open" in done.stdout
         assert "shut that notebook's kernel down" in done.stdout and "db_path of its own" in done.stdout
         assert "Traceback" not in done.stderr + done.stdout

@@ -193,9 +193,10 @@ def merge_segments(
         collection._cleanup_orphan_index_files()
     return most
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #484e26b6
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #6fd876a7
 _OPEN_FILES: dict[tuple[int, str], MilvusLiteFile] = {}  # (process, path) -> the handle
 _OPEN_LOCK = threading.RLock()
+_STOP_SECONDS = 5.0  # how long the end of a server is waited for
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": 0}
 
 
@@ -292,7 +293,7 @@ def unused_collection(
             unload_collection(file, name)
         yield unused
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #78dbd08b
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #752744b0
 def calibrate(
     file: MilvusLiteFile,  # an open file
     metric: str,  # "cosine", "l2" or "ip"
@@ -310,5 +311,8 @@ def _disconnect(
     """Close the client and the server behind it."""
     from milvus_lite.server_manager import server_manager_instance
 
+    entry = getattr(server_manager_instance, "_servers", {}).get(str(file.path))
     file.client.close()
     server_manager_instance.release_server(str(file.path))
+    if entry is not None:
+        entry[0].stop(grace=None).wait(_STOP_SECONDS)  # its threads end here, and not some time later

@@ -212,7 +212,7 @@ class BatchesUnderWay:
         learn_from_answer(self.endpoint, vectors, tokens)
         return batch, vectors
 
-# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #99da49f7
+# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #859794c8
 def encoded_batches(
     endpoint: EmbeddingEndpoint,  # who embeds
     texts: list[str],  # distinct, checked texts
@@ -234,7 +234,7 @@ def encoded_batches(
             if failure is None:
                 work.start_more()
     finally:
-        work.pool.shutdown(wait=False, cancel_futures=True)
+        work.pool.shutdown(wait=not work.running, cancel_futures=True)
     if failure is not None:
         endpoint.known.most_texts = limit_before
         raise failure

@@ -61,7 +61,7 @@ def checked_parameters(
         checked[name] = value
     return checked
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #5ab2379a
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #62b31168
 @dataclass(frozen=True)
 class ServiceEmbeddingSettings(BaseEmbeddingModel):
     """Hold the settings of a model behind a service."""
@@ -74,14 +74,14 @@ class ServiceEmbeddingSettings(BaseEmbeddingModel):
     max_concurrency: int = 8  # requests at the same time
     token_counter: TokenCounter = field(default_factory=CharacterCounter, compare=False)
     refuse_overlong: bool = True  # texts beyond the window are an error; else the service decides
+    owns_client: bool = field(default=False, repr=False, compare=False)  # whether closing closes it
     counts: EmbeddingCounts = field(default_factory=EmbeddingCounts, init=False, repr=False, compare=False)
     known: ServiceKnowledge = field(default_factory=ServiceKnowledge, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_id, str) or not self.model_id.strip():
-            raise ModelSettingsError(
-                "The embedding model has no name.", remedy="Give the service's name of a model."
-            )
+            remedy = "Give the service's name of a model."
+            raise ModelSettingsError("The embedding model has no name.", remedy=remedy)
         params = checked_parameters(self.params)
         self.known.dimension, self.known.window = map(params.get, _PARAMETERS)
         object.__setattr__(self, "params", params)
@@ -102,7 +102,7 @@ class ServiceEmbeddingSettings(BaseEmbeddingModel):
         """Give the text that makes this model again."""
         return f"openai:{self.model_id}"
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #53607ac1
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #13aa7026
 class OpenAIEmbeddingModel(ServiceEmbeddingSettings):
     """Embed texts with a service that speaks the OpenAI protocol."""
 
@@ -124,12 +124,8 @@ class OpenAIEmbeddingModel(ServiceEmbeddingSettings):
 
     def fingerprint(self) -> dict[str, Any]:
         """Give everything that the vectors depend on: service, model, and whether texts may be cut."""
-        return {
-            "kind": "openai",
-            "address": self.service.address,
-            "model": self.model_id,
-            "cut": not self.refuse_overlong,
-        }
+        named = {"kind": "openai", "address": self.service.address, "model": self.model_id}
+        return named | {"cut": not self.refuse_overlong}
 
     def encode_batches(
         self,
@@ -138,6 +134,11 @@ class OpenAIEmbeddingModel(ServiceEmbeddingSettings):
     ) -> Batches:  # positions and their vectors, batch by batch, in any order
         """Send batches at the same time and give each answer as it arrives."""
         return encoded_batches(self.endpoint, texts)
+
+    def close(self) -> None:
+        """Close the connections to the service, unless the client belongs to the caller."""
+        if self.owns_client:
+            self.client.close()
 
 # %% ../../nbs/01_indexing/10_openai_embedding.ipynb #b1a26b9e
 def listed_window(

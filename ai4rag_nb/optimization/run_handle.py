@@ -105,7 +105,7 @@ class BackgroundWork:
         """Ask the work to stop at the next safe moment; returns at once."""
         self._flag.set()
 
-# %% ../../nbs/04_optimization/17_run_handle.ipynb #a4c6c396
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #16469fec
 class RunHandle(BackgroundWork):
     """Control a piece of work that runs on a thread of its own."""
 
@@ -129,6 +129,8 @@ class RunHandle(BackgroundWork):
                 on_interrupt()
             self._ended.wait()
             raise
+        if not self.running:
+            self._thread.join()  # it has nothing left to do
         if self.error is not None:
             raise self.error
         return self.result

@@ -115,7 +115,7 @@ def check_local_name(
         f"There is no local embedding model '{name}'.", remedy=f"{near} {remedy}".strip()
     )
 
-# %% ../../nbs/02_querying/05_models.ipynb #3a07dd01
+# %% ../../nbs/02_querying/05_models.ipynb #d7168abc
 def embedding_model(
     spec: str = "default",  # a SPEC
     cache: Cache | None = None,  # where vectors are kept; without one nothing is kept
@@ -128,7 +128,9 @@ def embedding_model(
     model: BaseEmbeddingModel
     if parts.provider == "openai":
         times = (settings.request_timeout_seconds, settings.request_retries)
-        model = OpenAIEmbeddingModel(parts.name, service_client(environment), params, *times)
+        model = OpenAIEmbeddingModel(
+            parts.name, service_client(environment), params, *times, owns_client=True
+        )
     elif parts.name == "static":
         model = StaticEmbeddingModel.load()
     elif parts.name in ("extractive", "gguf") or parts.name.startswith("gguf:"):
@@ -138,7 +140,7 @@ def embedding_model(
         model = LocalEmbeddingModel.load(check_local_name(parts.name), params)
     return model if cache is None else CachedEmbeddingModel(model, cache)
 
-# %% ../../nbs/02_querying/05_models.ipynb #ae8c8fd2
+# %% ../../nbs/02_querying/05_models.ipynb #80e588aa
 def foundation_model(
     spec: str = "default",  # a SPEC
     cache: Cache | None = None,  # where answers are kept; without one nothing is kept
@@ -156,6 +158,7 @@ def foundation_model(
     model: BaseFoundationModel
     if parts.provider == "openai":
         texts |= {"timeout": settings.request_timeout_seconds, "retries": settings.request_retries}
+        texts["owns_client"] = True
         model = OpenAIFoundationModel(parts.name, service_client(environment), params, **texts)
     elif parts.name == "extractive":
         model = ExtractiveFoundationModel(

@@ -118,7 +118,7 @@ class AcceptedFields:
                 self.temperature = False
             return self.limit_name not in sent or ("temperature" in sent and not self.temperature)
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #003aaa92
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #dfbeb1aa
 @dataclass(frozen=True)
 class ServiceAnsweringSettings(BaseFoundationModel):
     """Hold the settings of an answering model behind a service."""
@@ -131,6 +131,7 @@ class ServiceAnsweringSettings(BaseFoundationModel):
     system_message_text: str = DEFAULT_SYSTEM_MESSAGE  # empty for none
     timeout: float = 60.0  # seconds for one attempt
     retries: int = 3  # further attempts after a failure that may pass
+    owns_client: bool = field(default=False, repr=False, compare=False)  # whether closing closes it
     counts: GenerationCounts = field(default_factory=GenerationCounts, init=False, repr=False, compare=False)
     accepted: AcceptedFields = field(default_factory=AcceptedFields, init=False, repr=False, compare=False)
 
@@ -152,6 +153,11 @@ class ServiceAnsweringSettings(BaseFoundationModel):
     def spec(self) -> str:
         """Give the text that makes this model again."""
         return f"openai:{self.model_id}"
+
+    def close(self) -> None:
+        """Close the connections to the service, unless the client belongs to the caller."""
+        if self.owns_client:
+            self.client.close()
 
 # %% ../../nbs/02_querying/02_openai_generation.ipynb #70188008
 class OpenAIFoundationModel(ServiceAnsweringSettings):
