@@ -377,7 +377,7 @@ def test_a_copied_answer_names_its_passage(
     assert passage.text[source["start"] : source["end"]] == source["text"] == answer["answer"]
     assert {"answer", "reference_documents", "question", "timings", "tokens"} <= answer.keys()
     shown = repr(answer)
-    assert f"copied from [{source['passage']}] lighthouse.md" in shown and len(shown) < 600
+    assert f"Copied from [{source['passage']}] lighthouse.md" in shown and len(shown) < 600
     assert "lighthouse.md, characters" in answer._repr_html_()
     chatted = best.chat([{"role": "user", "content": question}])
     assert repr(chatted).splitlines()[0] == answer["answer"] and chatted["answer_sources"]
@@ -399,7 +399,7 @@ def test_a_written_answer_claims_no_passage(
     with experiment.results.best_pattern() as best:
         answer = best.generate("When was the lighthouse built?")
     experiment.close()
-    assert answer["answer_sources"] == [] and "copied" not in repr(answer)
+    assert answer["answer_sources"] == [] and "Copied" not in repr(answer)
     capsys.readouterr()
     assert main(["ask", str(tmp_path / "run"), "When was the lighthouse built?"]) == 0
     printed = capsys.readouterr().out

@@ -28,7 +28,7 @@ def _context_tokens(
     """Estimate the size of the contexts of a finished configuration."""
     return context_tokens(row.get("answer_contexts") or () for row in event.evaluation_results)
 
-# %% ../../nbs/04_optimization/17_run_handle.ipynb #6dfe694c
+# %% ../../nbs/04_optimization/17_run_handle.ipynb #e641209c
 class RunTally(BaseEventHandler):
     """Count configurations and remember the best one."""
 
@@ -44,7 +44,7 @@ class RunTally(BaseEventHandler):
     ) -> None:
         """Look at one result that can win."""
         if mean is not None:
-            number = int("".join(filter(str.isdigit, name)) or 0)
+            number = int("".join(filter(str.isdigit, name)) or 0)  # who was tried first comes first
             new = rank_key(mean, tokens, iteration=number), name, mean
             self.best = new if self.best is None else min(self.best, new)
 
@@ -56,14 +56,12 @@ class RunTally(BaseEventHandler):
         if isinstance(event, RunStarted):
             self.total = min(event.max_evaluations, event.combinations) or event.max_evaluations
             self.done = event.resumed
-        elif isinstance(event, TrialFailed):
-            self.done += 1
-        elif isinstance(event, TrialFinished):
-            self.done += 1
+        self.done += isinstance(event, TrialFailed | TrialFinished)
+        if isinstance(event, TrialFinished):
             metrics = event.payload.get("evaluation", {}).get("metrics", [])
-            means = [metric["scores"]["mean"] for metric in metrics if metric.get("optimization_metric")]
-            if event.state in ("completed", "degraded") and means:
-                self.take(event.name, means[0], _context_tokens(event))
+            for metric in metrics if event.state in ("completed", "degraded") else ():
+                if metric.get("optimization_metric"):
+                    self.take(event.name, metric["scores"]["mean"], _context_tokens(event))
 
     def __str__(self) -> str:
         """Say how far it is; nothing before the run has begun."""

@@ -67,7 +67,7 @@ def _folded(
     text = f'<div dir="auto" style="white-space:pre-wrap">{html.escape(chunk.text)}</div>'
     return f"<details><summary>[{number}] {html.escape(_place(chunk))}</summary>{text}</details>"
 
-# %% ../../nbs/02_querying/07a_answer.ipynb #6bcd9a05
+# %% ../../nbs/02_querying/07a_answer.ipynb #2d905558
 class Answer(dict[str, Any]):
     """Hold an answer with everything about it, and show it in a few lines."""
 
@@ -75,7 +75,8 @@ class Answer(dict[str, Any]):
     def heading(self) -> str:
         """Say what the passages are to the answer."""
         copied = copied_from(self.get("answer_sources") or ())
-        return f"copied from {copied}; found:" if copied else "passages that were found:"
+        found = "Passages that were found:"
+        return f"Copied from {copied}. {found}" if copied else found
 
     @property
     def seconds(self) -> float:
