@@ -16,8 +16,8 @@ import numpy as np
 from .candidates import Candidate
 
 # %% auto #0
-__all__ = ['WORD_WEIGHTS', 'KIND_WEIGHT', 'RANK_WEIGHT', 'stem', 'stems', 'question_stems', 'asked_kinds', 'holds_kind',
-           'SharedWords', 'shared_words', 'Clues', 'clues_of', 'word_scores']
+__all__ = ['CODE_SHARE', 'WORD_WEIGHTS', 'KIND_WEIGHT', 'RANK_WEIGHT', 'stem', 'stems', 'question_stems', 'asked_kinds',
+           'holds_kind', 'SharedWords', 'shared_words', 'Clues', 'clues_of', 'word_scores']
 
 # %% ../../nbs/02_querying/02c_clues.ipynb #ddaf8c2e
 _WORD = re.compile(r"\w+")
@@ -157,7 +157,10 @@ def shared_words(
         {word: math.log(1 + len(texts) / (spread[word] + 0.5)) for word in question_stems(question)}
     )
 
-# %% ../../nbs/02_querying/02c_clues.ipynb #ce05051d
+# %% ../../nbs/02_querying/02c_clues.ipynb #14ef9779
+CODE_SHARE = 0.5  # what a shared word counts in code
+
+
 @dataclass(frozen=True)
 class Clues:
     """Hold the clues of all candidates of a question."""
@@ -181,15 +184,15 @@ def clues_of(
         headed = near | set(stems(candidate.heading))
         around = headed | passages[candidate.context]
         shares = [words.share(found) for found in (own[place], near, headed, around)]
-        values[place, :4] = np.diff([0.0, *shares])
+        values[place, :4] = np.diff([0.0, *shares]) * (CODE_SHARE if candidate.kind == "code" else 1.0)
         values[place, 4:] = holds_kind(kinds, candidate.text), 1 / (1 + candidate.context)
         plain[place] = words.plain_share(headed)
     return Clues(values, plain)
 
-# %% ../../nbs/02_querying/02c_clues.ipynb #184a8c3c
+# %% ../../nbs/02_querying/02c_clues.ipynb #322df6c7
 WORD_WEIGHTS = (1.0, 0.6, 0.8, 0.2)  # own, near, heading, passage
 KIND_WEIGHT = 0.25  # what is asked for is there
-RANK_WEIGHT = 0.1  # the best passage; half as much for the second, and so on
+RANK_WEIGHT = 0.05  # the best passage; half as much for the second, and so on
 
 
 def word_scores(
