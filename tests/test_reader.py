@@ -75,7 +75,10 @@ class TestWhatIsPicked:
         [
             ("Which range does the wind speed have?", "wind speed | 0.4 to 60 m/s | 0.1 m/s"),
             ("In which step is the air temperature given?", "air temperature | -40 to 60 °C | 0.1 °C"),
-            ("Which command empties the tank?", "The tank is emptied by this command:\n$ nimctl tank --empty\nok"),
+            (
+                "Which command empties the tank?",
+                "The tank is emptied by this command:\n$ nimctl tank --empty\nok",
+            ),
             ("Who built the mast?", "It was built by Ada Lund in 1987."),
             ("How much does the mast weigh?", "The mast weighs 3 kg."),
         ],
