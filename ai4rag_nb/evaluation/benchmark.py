@@ -80,7 +80,7 @@ class BenchmarkReport:
         ]
         return "\n".join(lines)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #08fd91ec
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #8d5b20cf
 def check_document_keys(
     questions_ids: Sequence[str],  # the names of the questions
     document_keys: Sequence[Sequence[str]],  # for each question, the documents that hold its answer
@@ -101,9 +101,12 @@ def check_document_keys(
         lines.append(f"'{key}' (questions: {asked}). {suggestion(key, sorted(known))}".strip())
     if len(unknown) > 5:
         lines.append(f"... and {len(unknown) - 5} more")
+    single = len(unknown) == 1
+    counted = (
+        f"{len(unknown)} document {'key' if single else 'keys'} of the benchmark {'is' if single else 'are'}"
+    )
     raise BenchmarkError(
-        f"{len(unknown)} document keys of the benchmark are not among the {len(known)} documents:\n"
-        + "\n".join(lines),
+        f"{counted} not among the {len(known)} documents:\n" + "\n".join(lines),
         remedy="\nA key is the document's name: its path relative to the folder of documents.",
     )
 

@@ -56,7 +56,7 @@ def _existing_cache(
             raise
     return Cache.open(folder / _CACHE_FILE, read_only=True)
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #ab7d6d66
+# %% ../../nbs/04_optimization/11_workspace.ipynb #61ca5ed2
 @dataclass(frozen=True)
 class Workspace:
     """Hold what experiments share."""
@@ -73,10 +73,7 @@ class Workspace:
         return cls(Path(folder), _open_cache(Path(folder)))
 
     @classmethod
-    def existing(
-        cls,
-        folder: str | Path,  # where a workspace should be
-    ) -> "Workspace":  # the opened workspace
+    def existing(cls, folder: str | Path) -> "Workspace":  # the workspace in a folder, opened
         """Open a workspace that is there, and make nothing; one without the right to write is only read."""
         return cls(Path(folder), _existing_cache(Path(folder)))
 
