@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Workspace', 'remember_run', 'running_searches']
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #c228af51
+# %% ../../nbs/04_optimization/11_workspace.ipynb #61006562
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from ..foundations.cache import Cache, get_json, put_json, read_rows
 from ..foundations.errors import InputError, StorageError
 from ..foundations.paths import check_path
 from ..foundations.texts import content_key
-from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
+from ..indexing.vector_store import MilvusLiteConfig
 from .run_lock import is_running
 
 # %% ../../nbs/04_optimization/11_workspace.ipynb #a9b3af97
@@ -56,7 +56,7 @@ def _existing_cache(
             raise
     return Cache.open(folder / _CACHE_FILE, read_only=True)
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #61ca5ed2
+# %% ../../nbs/04_optimization/11_workspace.ipynb #949096b8
 @dataclass(frozen=True)
 class Workspace:
     """Hold what experiments share."""
@@ -82,14 +82,9 @@ class Workspace:
         """Give the folder of models that are made on this machine."""
         return self.folder / "models"
 
-    @property
-    def vectors(self) -> str:
-        """Give the place of the vector store that needs no server."""
-        return str(self.folder / "vectors.db")
-
-    def vector_store_config(self) -> BaseVectorStoreConfig:
+    def vector_store_config(self) -> MilvusLiteConfig:
         """Describe the vector store that needs no server."""
-        return MilvusLiteConfig(self.vectors)
+        return MilvusLiteConfig(str(self.folder / "vectors.db"))
 
     def close(self) -> None:
         """Close the cache."""

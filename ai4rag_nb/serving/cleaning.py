@@ -100,7 +100,7 @@ def refuse_while_searching(
             remedy="Wait for its end or stop it; nothing was dropped.",
         )
 
-# %% ../../nbs/07_serving/06a_cleaning.ipynb #05595abb
+# %% ../../nbs/07_serving/06a_cleaning.ipynb #d7715825
 def clean_workspace(
     workspace: Workspace,  # an open workspace
     arguments: argparse.Namespace,  # the options of `clean`
@@ -108,7 +108,7 @@ def clean_workspace(
     Droppable, dict[str, int] | None
 ]:  # what there was, and what was dropped; None when nothing should be
     """List, ask and drop."""
-    registry, config = CollectionRegistry(workspace.cache), MilvusLiteConfig(workspace.vectors)
+    registry, config = CollectionRegistry(workspace.cache), workspace.vector_store_config()
     if not arguments.dry_run:
         refuse_while_searching(workspace)
     found = find_droppable(registry, config)
