@@ -80,7 +80,7 @@ class BenchmarkReport:
         ]
         return "\n".join(lines)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #8d5b20cf
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #655743a3
 def check_document_keys(
     questions_ids: Sequence[str],  # the names of the questions
     document_keys: Sequence[Sequence[str]],  # for each question, the documents that hold its answer
@@ -218,7 +218,7 @@ class _BenchmarkLists:
         answerable = self.answerable.count(True)
         return f"{len(self)} questions ({answerable} answerable) about {documents} documents"
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #27c424e6
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #bddc8cfd
 def _columns(
     records: Sequence[BenchmarkRecord],  # checked records
 ) -> dict[str, Any]:  # the arguments that make a benchmark of them
@@ -248,8 +248,7 @@ class _ReadableBenchmark(_BenchmarkLists):
         try:
             return cls(**columns)
         except BenchmarkError as error:
-            said = f"The benchmark file '{path}' cannot be used: {error.message}"
-            raise BenchmarkError(said, remedy=error.remedy) from error
+            raise BenchmarkError(f"The benchmark file '{path}' cannot be used: {error}") from error
 
     @classmethod
     def from_records(
