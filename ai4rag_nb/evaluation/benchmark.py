@@ -155,7 +155,7 @@ def make_report(
         len(benchmark), unanswerable, len(texts), len(asked), found, missing, located, notes
     )
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #e0c5462d
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #a48fa27e
 def _fill(
     benchmark: _BenchmarkLists,  # to be completed while it is made
     records: Sequence[BenchmarkRecord],  # its content, checked
@@ -165,9 +165,8 @@ def _fill(
     identifiers = [record.question_id or f"q{number}" for number, record in enumerate(records)]
     if len(set(identifiers)) < len(identifiers):
         twice = next(name for name in identifiers if identifiers.count(name) > 1)
-        raise BenchmarkError(
-            f"Two questions are named '{twice}'.", remedy="Give an id to all questions or to none."
-        )
+        remedy = "Give an id to all questions or to none."
+        raise BenchmarkError(f"Two questions are named '{twice}'.", remedy=remedy)
     values = {
         "questions": [record.question for record in records],
         "correct_answers": [list(record.correct_answers) for record in records],
@@ -299,7 +298,7 @@ class BenchmarkData(_ReadableBenchmark):
             raise BenchmarkError(f"{what}, first:\n{listed}")
         return report
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #ecac469c
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #aed59603
 def _keep(
     benchmark: BenchmarkData,  # all questions
     ids: Sequence[str],  # names of the questions to keep
@@ -308,10 +307,8 @@ def _keep(
     wanted = set(ids)
     unknown = sorted(map(str, wanted - set(benchmark.questions_ids)))
     if unknown:
-        raise BenchmarkError(
-            f"The benchmark has no question '{unknown[0]}'.",
-            remedy=suggestion(unknown[0], benchmark.questions_ids),
-        )
+        near = suggestion(unknown[0], benchmark.questions_ids)
+        raise BenchmarkError(f"The benchmark has no question '{unknown[0]}'.", remedy=near)
     kept = [number for number, name in enumerate(benchmark.questions_ids) if name in wanted]
     columns = {
         name: [getattr(benchmark, name)[number] for number in kept] for name in benchmark.__dataclass_fields__
