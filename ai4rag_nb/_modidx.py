@@ -2686,8 +2686,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'ai4rag_nb/optimization/workspace.py'),
                                                   'ai4rag_nb.optimization.workspace.Workspace.vector_store_config': ( '04_optimization/workspace.html#workspace.vector_store_config',
                                                                                                                       'ai4rag_nb/optimization/workspace.py'),
-                                                  'ai4rag_nb.optimization.workspace.Workspace.vectors': ( '04_optimization/workspace.html#workspace.vectors',
-                                                                                                          'ai4rag_nb/optimization/workspace.py'),
                                                   'ai4rag_nb.optimization.workspace._existing_cache': ( '04_optimization/workspace.html#_existing_cache',
                                                                                                         'ai4rag_nb/optimization/workspace.py'),
                                                   'ai4rag_nb.optimization.workspace._open_cache': ( '04_optimization/workspace.html#_open_cache',
