@@ -14,7 +14,7 @@ import json
 import re
 import socket
 import threading
-import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -103,6 +103,7 @@ class StubSettings:
     retry_after: str | None = None  # header of such an answer
     html: bool = False  # answer everything with a web page
     hang: float = 0.0  # seconds without a byte before the connection ends
+    hang_after: int = 0  # so many chats are answered before anything is left hanging
     drip: float = 0.0  # seconds between single bytes of the answer
     fail_first: int = 0  # so many requests are answered with 503
     fail_share: float = 0.0  # share of the chats, chosen by their content, answered with 500
@@ -127,6 +128,8 @@ class StubCounts:
     refused: int = 0  # answers with a status that is not 200
     largest_batch: int = 0  # in answered requests
     most_at_once: int = 0  # requests in work at the same time
+    hung: int = 0  # requests left without an answer
+    waited_out: int = 0  # slow answers that a caller waited for to their end
 
 
 def count_tokens(text: str) -> int:
@@ -206,9 +209,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         with stub.in_work():
             if stub.settings.delay:
-                time.sleep(stub.settings.delay)
-            if stub.settings.hang:
-                stub.stopping.wait(stub.settings.hang)
+                stub.stopping.wait(stub.settings.delay)
+            if stub.settings.hang and stub.counts.chats >= stub.settings.hang_after:
+                stub.count(hung=1)
+                counts = stub.counts  # a caller that went away must not be counted in a later test
+                counts.waited_out += not stub.stopping.wait(stub.settings.hang)
                 self.close_connection = True
                 return
             reply = stub.reply(self.path, body, self.headers.get("Authorization", ""))
@@ -228,11 +233,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not drip:
             self.wfile.write(head.encode() + b"\r\n" + data)
             return
+        counts = self.server.stub.counts
         self.wfile.write(head.encode() + b"\r\n")
         for position in range(len(data)):
             self.wfile.write(data[position : position + 1])
             if self.server.stub.stopping.wait(drip):
                 return
+        counts.waited_out += 1
 
 
 class _Server(ThreadingHTTPServer):
@@ -240,10 +247,25 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     stub: OpenAIStub
 
+    def __init__(self, *arguments: Any) -> None:
+        self.connections: set[socket.socket] = set()  # open ones
+        super().__init__(*arguments)
+
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connections.add(connection)
         return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """End the connections that callers keep open, and with them their threads."""
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *arguments: object) -> None:
         return
@@ -286,7 +308,9 @@ class OpenAIStub:
     def stop(self) -> None:
         self.stopping.set()
         self._server.shutdown()
+        self._server.close_connections()
         self._server.server_close()
+        self._thread.join()
 
     def __enter__(self) -> OpenAIStub:
         return self.start()
@@ -303,6 +327,11 @@ class OpenAIStub:
         with self._lock:
             for name, amount in amounts.items():
                 setattr(self.counts, name, getattr(self.counts, name) + amount)
+
+    @property
+    def at_once(self) -> int:
+        """Say how many requests are in work now."""
+        return self._at_once
 
     def in_work(self) -> _InWork:
         return _InWork(self)

@@ -5,6 +5,7 @@ import ctypes
 import importlib.util
 import os
 import pwd
+import random
 import secrets
 import shutil
 import signal
@@ -24,10 +25,19 @@ import pytest
 
 
 def free_port() -> int:
-    """Give a port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Give a port of loopback that nobody listens on.
+
+    It lies below those that systems give to outgoing connections: a client that asks again and again for a server that
+    is being restarted would otherwise end up with the server's own port, connected to itself.
+    """
+    for port in random.SystemRandom().sample(range(15_000, 32_000), 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("there is no free port")
 
 
 def wait_for(ready: Callable[[], bool], process: subprocess.Popen, log: Path, seconds: float = 60) -> None:

@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,14 @@ class Recorder(BaseEventHandler):
         return [event for event in self.events if isinstance(event, kind)]
 
 
+def wait_until(condition: Callable[[], Any], patience: float = 90.0) -> None:
+    """Wait for a condition; the patience only ends a test that would wait forever."""
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
+
+
 QUICK = Settings(request_retries=0, request_timeout_seconds=10.0)
 
 
@@ -276,13 +285,13 @@ def call(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
 def table_of(results: Any) -> list[dict[str, Any]]:
     """Give a leaderboard without what differs from run to run: durations and names of collections."""
-    from ai4rag_nb.optimization.results import leaderboard_records
+    from ai4rag_nb.optimization.leaderboard import leaderboard_records
 
     return [
         {name: value for name, value in entry.items() if name != "duration_seconds"}

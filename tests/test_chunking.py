@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +24,8 @@ from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import DocumentError, InputError
 from ai4rag_nb.indexing.chunking import BaseChunker, check_chunks, chunking_methods, get_chunker
 from ai4rag_nb.indexing.markdown import markdown_document, text_document
-from ai4rag_nb.indexing.pieces import Piece, split_text
-from ai4rag_nb.indexing.source import document_text, with_source
+from ai4rag_nb.indexing.pieces import Piece, block_pieces, split_text
+from ai4rag_nb.indexing.source import Block, document_text, with_source
 from ai4rag_nb.indexing.tokens import CharacterCounter, TokenCounter, TokenizerCounter, measure_margin
 from ai4rag_nb.indexing.windows import TextMeasure, cut_piece, pack_pieces
 
@@ -480,6 +481,25 @@ class TestHybrid:
         chunks = check(get_chunker("hybrid", 128, 0, minilm()), markdown_document(text, "rules.md"))
         assert np.mean(minilm().count_many([chunk.text for chunk in chunks[:-1]])) > 0.9 * 128
 
+    @pytest.mark.parametrize("counter", COUNTERS)
+    def test_sections_that_fit_become_what_docling_core_makes_of_them(
+        self, counter: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chunker = get_chunker("hybrid", 64, 0, COUNTERS[counter]())
+        documents = [markdown_document(text, f"{name}.md") for name, text in ODD.items()]
+        chunks = chunker.split_documents(documents)
+        monkeypatch.setattr("ai4rag_nb.indexing.docling_chunker._fit", lambda *arguments: False)
+        assert chunker.split_documents(documents) == chunks
+
+    def test_docling_core_is_not_asked_about_sections_that_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse() -> None:
+            raise AssertionError("there was nothing to ask")
+
+        monkeypatch.setattr("ai4rag_nb.indexing.docling_chunker._span_chunker", refuse)
+        document = markdown_document("# Fees\n\nOne.\n\nTwo.\n\n# Hours\n\nThree.\n\n- Four.", "fees.md")
+        chunks = check(get_chunker("hybrid", 64), document)
+        assert [chunk.text for chunk in chunks] == ["# Fees\n\nOne.\n\nTwo.", "# Hours\n\nThree.\n\n- Four."]
+
     def test_long_prefixes_lose_their_outermost_titles(self) -> None:
         text = ODD["deep headings"] + "\n\n" + "Some words of text. " * 60
         chunks = check(get_chunker("hybrid", 64, 0, minilm()), markdown_document(text, "deep.md"))
@@ -501,7 +521,8 @@ from ai4rag_nb.indexing.chunking import get_chunker
 from ai4rag_nb.indexing.markdown import markdown_document
 for method in ("recursive", "hybrid"):
     get_chunker(method, 64).split_document(markdown_document("# A\\n\\n" + "Some words. " * 500, "a.md"))
-assert not {"torch", "transformers", "sentence_transformers"} & set(sys.modules), "too much was loaded"
+too_much = {"torch", "transformers", "sentence_transformers", "semchunk", "mpire", "IPython", "ipywidgets"}
+assert not too_much & set(sys.modules), too_much & set(sys.modules)
 status = Path("/proc/self/status")
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1]) / 1024 if status.exists() else 0
 assert peak < 260, peak
@@ -511,6 +532,10 @@ import importlib
 assert hasattr(importlib.import_module(name), "HuggingFaceTokenizer")
 from docling_core.transforms.chunker.line_chunker import get_default_tokenizer
 assert callable(get_default_tokenizer)
+from docling_core.transforms.chunker import hybrid_chunker
+assert "semchunk" not in sys.modules
+import semchunk
+assert hybrid_chunker.semchunk.chunkerify is semchunk.chunkerify
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -561,6 +586,24 @@ def test_splitters_agree_and_lose_nothing(text: str) -> None:
     for separators in (PROSE_SEPARATORS, CODE_SEPARATORS):
         parts = split_text(text, separators)
         assert "".join(parts) == text == "".join(langchain_split(text, separators))
+
+
+def test_a_passage_is_divided_once_for_all_sizes() -> None:
+    asked: list[str] = []
+
+    def split(text: str, separators: Sequence[str]) -> list[str]:
+        asked.append(text)
+        return split_text(text, separators)
+
+    text = "Pay first, then park. Thank you."
+    first = block_pieces(text, Block("text", 0, len(text)), split=split)
+    assert asked == [text, "Pay first, then park. ", "Thank you."]
+    again = block_pieces(f"# A\n{text}", Block("text", 4, 4 + len(text)), ("A\n",), split)
+    assert len(asked) == 3
+    assert [(piece.start - 4, piece.end - 4, piece.strength) for piece in again] == [
+        (piece.start, piece.end, piece.strength) for piece in first
+    ]
+    assert {piece.prefixes for piece in again} == {("A\n",)}
 
 
 def test_cuts_keep_marks_with_their_letters() -> None:

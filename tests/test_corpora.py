@@ -55,7 +55,8 @@ def reference():
 
 @pytest.fixture(scope="module")
 def topics():
-    return pytest.importorskip("pydoc_data.topics").topics
+    reason = "this Python comes without its language reference (pydoc_data)"
+    return pytest.importorskip("pydoc_data.topics", reason=reason).topics
 
 
 def test_pages_are_as_long_as_pages(pages):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +34,7 @@ from small_world import (
     service,
     small_space,
     table_of,
+    wait_until,
     write_world,
 )
 
@@ -90,14 +90,14 @@ def test_five_cells(tmp_path: Path, stub: OpenAIStub, monkeypatch: pytest.Monkey
     found = experiment.search()
 
     assert found["chunk_size"] == 64 and 0 <= found["score"] <= 1
-    table = experiment.results.leaderboard()
-    assert list(table.columns[:7]) == ["rank", "pattern", "state", "score", "ci_low", "ci_high", "n"]
-    assert {"unitxt:answer_correctness", "custom:token_f1", "chunk_size", "duration_seconds"} <= set(
-        table.columns
-    )
+    table = experiment.results.leaderboard(columns="all")
+    interval = ["overall_score_ci_low", "overall_score_ci_high"]
+    assert list(table.columns[:7]) == ["rank", "pattern", "state", "overall_score", *interval, "n"]
+    assert {"answer_correctness", "token_f1", "chunk_size", "duration_seconds"} <= set(table.columns)
     assert list(table["rank"]) == [1, 2, 3]
-    assert list(table["score"]) == sorted(table["score"], reverse=True)
-    assert ((table["ci_low"] <= table["score"]) & (table["score"] <= table["ci_high"])).all()
+    assert list(table["overall_score"]) == sorted(table["overall_score"], reverse=True)
+    low, mean, high = (table[name] for name in (interval[0], "overall_score", interval[1]))
+    assert ((low <= mean) & (mean <= high)).all()
     best = experiment.results.best_pattern()
     assert best.name == table["pattern"][0] and "Pattern" in repr(best)
     answer = best.generate("When was the lighthouse built?")
@@ -217,14 +217,14 @@ def test_objective_and_metrics_can_be_chosen(tmp_path: Path, stub: OpenAIStub) -
         if metric.get("optimization_metric")
     ]
     assert flagged == ["token_f1"]
-    table = results.leaderboard()
+    table = results.leaderboard(columns="all")
     assert (
         best["score"]
-        == table["score"][0]
+        == table["token_f1"][0]
         == max(payload_score(payload, "token_f1") for payload, _ in recorder.patterns)
     )
-    by_other = results.leaderboard("answer_correctness")
-    assert list(by_other["score"]) == sorted(
+    by_other = results.leaderboard("answer_correctness", columns="all")
+    assert list(by_other["answer_correctness"]) == sorted(
         [payload_score(payload, "answer_correctness") for payload, _ in recorder.patterns], reverse=True
     )
     with pytest.raises(InputError, match="answer_correctness"):
@@ -239,12 +239,16 @@ def payload_score(payload: dict[str, Any], metric: str) -> float:
 
 
 def test_metrics_that_do_not_vary_are_flagged(tmp_path: Path, stub: OpenAIStub) -> None:
-    experiment = make_experiment(
-        tmp_path, small_space(number_of_chunks=[2], search_mode=["hybrid"]), max_evals=2
-    )
+    space = small_space(chunk_size=[64, 72, 128, 136], number_of_chunks=[2], search_mode=["hybrid"])
+    experiment = make_experiment(tmp_path, space, max_evals=3)
     experiment.search()
-    (note,) = [note for note in experiment.results.notes if "No two configurations differ" in note]
-    assert "unitxt:faithfulness" in note and "custom:wrong_refusal" in note
+    assert not [note for note in experiment.results.notes if "the same for all" in note], "three say little"
+    experiment.close()
+    experiment = make_experiment(tmp_path, space, max_evals=4)
+    experiment.search()
+    (note,) = [note for note in experiment.results.notes if "configurations" in note]
+    assert "faithfulness" in note or "All 4 configurations score the same" in note
+    assert "refusal" not in note, "only of metrics that were chosen"
     experiment.close()
 
 
@@ -515,7 +519,7 @@ def test_three_answers_in_ten_failing(tmp_path: Path, monkeypatch: pytest.Monkey
             assert result.state == ("completed" if answered >= 0.9 * 12 else "incomplete")
             states.add(result.state)
         assert states == {"completed", "incomplete"}
-        table = experiment.results.leaderboard()
+        table = experiment.results.leaderboard(columns="all")
         assert table["rank"][table["state"] == "incomplete"].isna().all()
         assert table["state"][0] == "completed" and table["rank"][0] == 1
         assert len(set(sent_prompts(stub))) == len(sent_prompts(stub)) or stub.counts.refused
@@ -534,13 +538,13 @@ def test_too_many_answers_failing_leaves_no_winner_and_is_asked_again(
     with pytest.raises(AI4RAGError) as caught:
         experiment.search()
     assert "Too few questions" in str(caught.value) and "500" in str(caught.value)
-    table = experiment.results.leaderboard()
+    table = experiment.results.leaderboard(columns="all")
     assert len(table) == 3 and set(table["state"]) <= {"incomplete", "failed"} and table["rank"].isna().all()
     stub.settings.fail_share = 0.0
     experiment.handlers.clear()
     answered = stub.counts.chats
     experiment.search()
-    assert set(experiment.results.leaderboard()["state"]) == {"completed"}
+    assert set(experiment.results.leaderboard(columns="all")["state"]) == {"completed"}
     again = stub.counts.chats - stub.counts.distinct_chats
     assert again <= 2, "answers that were paid for are kept; only the look at the service is repeated"
     assert stub.counts.distinct_chats > answered
@@ -574,7 +578,7 @@ def test_all_trials_failing_says_why_and_tries_again_next_time(tmp_path: Path, s
     assert not isinstance(caught.value, InputError)
     assert "3 x" in str(caught.value) and "not welcome" in str(caught.value)
     assert len(recorder.of(TrialFailed)) == 3 and recorder.of(RunFinished)[0].state == "failed"
-    table = experiment.results.leaderboard()
+    table = experiment.results.leaderboard(columns="all")
     assert list(table["state"]) == ["failed"] * 3
     texts = len(sent_texts(stub))
     stub.settings.fail_texts = ()
@@ -866,7 +870,7 @@ def test_interrupting_the_command_keeps_everything_and_the_same_command_goes_on(
         )
         wait_until(lambda: stub.counts.chats >= 20 or process.poll() is not None)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
         assert process.returncode == 130, errors
         assert output == "" and "Traceback" not in errors
         assert "Interrupted" in errors and "same command" in errors
@@ -877,13 +881,6 @@ def test_interrupting_the_command_keeps_everything_and_the_same_command_goes_on(
         assert done.returncode == 0, done.stderr
         assert not prompts & set(sent_prompts(stub)[before:]), "no call that was answered is made again"
         assert len(set(sent_texts(stub))) == len(sent_texts(stub))
-
-
-def wait_until(condition: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 # --- folders -----------------------------------------------------------------------------------------------------------------
@@ -969,13 +966,12 @@ def test_cleaned_collections_are_rebuilt_without_paying(tmp_path: Path, stub: Op
     experiment.search()
     table = table_of(experiment.results)
     experiment.close()
-    assert main(["clean", "--workspace", str(tmp_path / "workspace")]) == 0
-    with (
-        pytest.raises(InputError, match="is gone") as caught,
-        open_run(tmp_path / "run").best_pattern() as pattern,
-    ):
-        pattern.generate("Which apple ripens last?")
-    assert "same search again" in str(caught.value)
+    assert main(["clean", "--yes", "--workspace", str(tmp_path / "workspace")]) == 0
+    before = paid(stub)
+    with open_run(tmp_path / "run").best_pattern() as pattern:
+        assert "Winter Banana" in pattern.generate("Which apple ripens last?")["answer"]
+    assert paid(stub) == before
+    assert main(["clean", "--yes", "--workspace", str(tmp_path / "workspace")]) == 0
     before = paid(stub)
     again = make_experiment(tmp_path, max_evals=2)
     again.search()
@@ -1038,7 +1034,7 @@ def test_a_second_process_in_one_workspace_gets_a_message_and_harms_nothing(tmp_
         with ThreadPoolExecutor() as pool:
             second, same, asked = pool.map(lambda other: call(*other, stub=stub), others)
         stub.settings.delay = 0.0
-        output, errors = first.communicate(timeout=120)
+        output, errors = first.communicate(timeout=300)
         assert first.returncode == 0, errors
         for done in (second, same):
             assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
@@ -1109,7 +1105,7 @@ def test_a_disk_that_runs_full_keeps_everything_so_far(tmp_path: Path, stub: Ope
     write_world(tmp_path)
     program = _FULL_DISK.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(stub), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], env=environment(stub), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.startswith("STORAGE") and "free space" in done.stdout
@@ -1171,7 +1167,7 @@ def test_a_damaged_run_is_named(tmp_path: Path, stub: OpenAIStub) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"status": 401}, {"status": 404}, {"html": True}, {"status": 500}, {"broken": "json"}, {"hang": 30.0}],
+    [{"status": 401}, {"status": 404}, {"html": True}, {"status": 500}, {"broken": "json"}, {"hang": 60.0}],
 )
 def test_a_service_that_cannot_work_is_found_before_anything_is_paid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -1180,10 +1176,9 @@ def test_a_service_that_cannot_work_is_found_before_anything_is_paid(
 
     patience = Settings(request_retries=0, request_timeout_seconds=1.0)
     with service(monkeypatch, **settings) as stub:
-        started = time.monotonic()
         with pytest.raises(ModelSettingsError) as caught:
             make_experiment(tmp_path, settings=patience).search()
-        assert time.monotonic() - started < 15
+        assert stub.counts.hung <= 1 and stub.counts.waited_out == 0, "nobody waits for such an answer"
         assert stub.counts.texts <= 2 and stub.counts.chats == 0, "one try of the window at most"
         assert stub.base_url in str(caught.value) and KEY not in str(caught.value)
 

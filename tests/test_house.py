@@ -269,3 +269,81 @@ def test_constraints_pin_what_is_installed() -> None:
         except PackageNotFoundError:
             continue
         assert installed.split("+")[0] == pinned, f"{name} is {installed}, tested with {pinned}"
+
+
+CLOCKS = re.compile(
+    r"\btime\.(time|time_ns|monotonic|perf_counter|process_time|thread_time|sleep)\(|\btimeit\b"
+)
+
+
+def test_no_test_reads_a_clock_or_sleeps() -> None:
+    """Tests count work and wait for conditions: a busy machine fails none of them."""
+    found = []
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if path.name == "small_world.py":  # `wait_until` may ask again, and gives up after a long time
+            before, body = text.split("def wait_until(")
+            text = before + body.partition("\n\n\n")[2]
+        found += [f"{path.name}: {match[0]}" for match in CLOCKS.finditer(text)]
+    for path in NOTEBOOKS:
+        for cell in cells_of(path):
+            if cell["cell_type"] == "code" and not is_exported(cell):
+                found += [f"{path.name}: {match[0]}" for match in CLOCKS.finditer("".join(cell["source"]))]
+    assert found == []
+
+
+def skips_without_reason(text: str) -> list[str]:
+    """Find calls and marks that skip a test, or let it fail, and do not say why."""
+    tree = ast.parse(text)
+    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr not in (
+            "skip",
+            "skipif",
+            "xfail",
+            "importorskip",
+        ):
+            continue
+        if not (ast.unparse(node.value) == "pytest" or ast.unparse(node.value).endswith("mark")):
+            continue
+        call = called.get(id(node))
+        reasons = [word.value for word in call.keywords if word.arg == "reason"] if call else []
+        if call and not reasons and node.attr == "skip":
+            reasons = call.args[:1]
+        if not reasons or (isinstance(reasons[0], ast.Constant) and not str(reasons[0].value).strip()):
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_every_skip_says_why() -> None:
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        assert skips_without_reason(path.read_text(encoding="utf-8")) == [], path.name
+    for bad in (
+        "pytest.skip()",
+        "pytest.skip('')",
+        "pytest.importorskip('x')",
+        "f(pytest.mark.skip)",
+        "pytest.mark.skipif(True)",
+        "pytest.mark.xfail(reason=' ')",
+    ):
+        assert len(skips_without_reason(bad)) == 1, bad
+    good = "pytest.skip('why'); pytest.mark.skipif(x, reason='why'); path.skip(); pytest.importorskip('x', reason=why)"
+    assert skips_without_reason(good) == []
+
+
+def test_skips_are_listed_at_the_end(tmp_path: Path) -> None:
+    """`make test` ends with what was skipped, and why."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(
+        r"^test:.*\n\t.*-m pytest (?!.*(--no-summary|-r\s*N|-c |--override-ini)).* tests$",
+        makefile,
+        re.MULTILINE,
+    )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n\ndef test_one():\n    pytest.skip('the moon is not full')\n"
+    )
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_one.py", folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^SKIPPED \[1\] test_one.py:4: the moon is not full$", done.stdout, re.MULTILINE)

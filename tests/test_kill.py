@@ -7,14 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai_stub import OpenAIStub
-from small_world import command, environment, run_arguments, table_of
+from small_world import command, environment, run_arguments, table_of, wait_until
 
 THREADS = 10  # questions that are answered at the same time
 MOMENTS = 10 if "slow" in os.environ.get("AI4RAG_NB_FLAGS", "") else 5
@@ -50,7 +49,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list
             command(*arguments(folder, "run", "workspace")),
             env=environment(stub),
             capture_output=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr.decode()
         yield table_in(folder / "run"), len(stub.bodies)
@@ -71,19 +70,15 @@ def test_a_killed_search_goes_on(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        end = time.monotonic() + 90
-        while len(stub.bodies) < when and process.poll() is None:
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.001)
-        time.sleep(chance.random() * 0.1)
+        wait_until(lambda: len(stub.bodies) >= when or process.poll() is not None)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         prompts, texts = paid_calls(stub)
         again = subprocess.run(
             command(*arguments(tmp_path, "run", "workspace")),
             env=environment(stub),
             capture_output=True,
-            timeout=120,
+            timeout=300,
         )
         assert again.returncode == 0, again.stderr.decode()
         assert "Traceback" not in again.stderr.decode()

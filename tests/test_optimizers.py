@@ -5,6 +5,9 @@ import random
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +22,15 @@ from ai4rag_nb.foundations.errors import (
     SearchSpaceError,
     StoppedError,
 )
+from ai4rag_nb.foundations.events import EventBus, StopFlag
 from ai4rag_nb.optimization import gam_optimizer
 from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer, GAMOptSettings, level_codes, level_counts
 from ai4rag_nb.optimization.optimizer import BaseOptimizer, get_optimizer, optimizer_class, register_optimizer
 from ai4rag_nb.optimization.parameters import Parameter, Rule
 from ai4rag_nb.optimization.rag_space import AI4RAGSearchSpace
 from ai4rag_nb.optimization.random_optimizer import RandomOptimizer, RandomOptSettings
+from ai4rag_nb.optimization.run_store import Candidate, EvaluationResult, RunStore
+from ai4rag_nb.optimization.search import Search, run_search, take_up
 from ai4rag_nb.optimization.search_space import SearchSpace
 from ai4rag_nb.optimization.trials import OptimizerSettings
 
@@ -327,6 +333,50 @@ def test_a_model_that_cannot_be_fitted_ends_nothing(monkeypatch: pytest.MonkeyPa
     optimizer = GAMOptimizer(score_of, SPACE)
     assert len(run(optimizer)) == 12
     assert any("SVD did not converge" in note for note in optimizer.notes)
+
+
+@pytest.mark.parametrize(("max_evals", "loaded"), [(4, []), (5, ["pygam"])])
+def test_the_library_is_loaded_ahead_where_it_will_be_needed(
+    max_evals: int, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(gam_optimizer.importlib, "import_module", names.append)
+    space = SearchSpace([Parameter("x", "I", minimum=0, maximum=9)])
+    GAMOptimizer(None, space, GAMOptSettings(max_evals=max_evals, n_random_nodes=4)).load_ahead()
+    assert names == loaded
+
+
+class Loading(RandomOptimizer):
+    """An optimizer that cannot load what it wants."""
+
+    def load_ahead(self) -> None:
+        order.append(threading.current_thread().name)
+        loaded.set()
+        raise ImportError("it is not installed")
+
+
+order: list[str] = []
+loaded = threading.Event()
+
+
+def test_a_search_loads_beside_the_first_trial_and_once(tmp_path: Path) -> None:
+    order.clear()
+    loaded.clear()
+
+    def attempt(candidate: Candidate) -> EvaluationResult:
+        assert loaded.wait(60)
+        order.append(candidate.name)
+        return EvaluationResult(candidate.iteration, candidate.key, dict(candidate.labels), "completed", 0.5)
+
+    space = SearchSpace([Parameter("x", "I", minimum=0, maximum=2)])
+    for again in range(2):
+        optimizer = Loading(None, space, RandomOptSettings(max_evals=3))
+        with closing(RunStore(tmp_path)) as store:
+            prepare = partial(order.append, "prepared")
+            search = Search(optimizer, space, store, attempt, EventBus(()), StopFlag(), 1, prepare)
+            run_search(search, take_up(search))
+        assert order == ["prepared", "ai4rag-ahead_0", "Pattern1", "Pattern2", "Pattern3"], again
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ai4rag-ahead")]
 
 
 def test_what_always_fails_is_left_alone() -> None:

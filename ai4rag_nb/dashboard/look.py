@@ -90,7 +90,7 @@ def _theme_rules() -> str:
         )
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #35697363
+# %% ../../nbs/06_dashboard/06_look.ipynb #92e11e9b
 _TEXT_RULES = """
 .ai4rag{font:0.875rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
 color:var(--ink);
@@ -102,6 +102,8 @@ letter-spacing:0}
 .ai4rag p{margin:0 0 0.5rem;max-width:75ch}.ai4rag.ai4rag ul.plain{list-style:none;padding:0;
 margin:0.5rem 0}
 .ai4rag a{color:var(--accent);text-underline-offset:0.15em}
+.ai4rag p,.ai4rag li,.ai4rag code,.ai4rag summary,.ai4rag h1,.ai4rag h2,.ai4rag h3{
+overflow-wrap:anywhere}
 .ai4rag .quiet{color:var(--quiet)}.ai4rag .trouble{color:var(--trouble)}.ai4rag .strong{font-weight:600}
 .ai4rag .number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .ai4rag .text{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext}
@@ -149,7 +151,7 @@ var(--line) 6px 12px)}
 color:var(--quiet)}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #bf93317e
+# %% ../../nbs/06_dashboard/06_look.ipynb #ab39d974
 _VIEW_RULES = """
 .ai4rag table.heat th,.ai4rag table.heat td{border-bottom:1px solid var(--ground)}
 .ai4rag table.heat td.cell{text-align:center;min-width:3.4rem;font-variant-numeric:tabular-nums;
@@ -182,7 +184,9 @@ max-width:none}.ai4rag .whole{white-space:nowrap}
 @media (max-width:60rem){.ai4rag table.grid th,.ai4rag table.grid td{padding:0.3rem 0.35rem}}
 @media (max-width:50rem){.ai4rag .phase{grid-template-columns:1fr 1fr}.ai4rag .phase .label{
 grid-column:1/-1}
-.ai4rag table.heat tbody th{min-width:10rem;max-width:13rem}}
+.ai4rag table.heat tbody th{min-width:8rem;max-width:10rem}.ai4rag table.wide{min-width:56rem}
+.ai4rag table.grid{font-size:0.875rem}.ai4rag .headline{padding:0.75rem}
+.ai4rag .headline ul{padding-left:1.1rem}}
 @media print{.ai4rag .hit .text,.ai4rag .tall{max-height:none}}
 """
 
@@ -193,7 +197,7 @@ def stylesheet() -> Html:  # one style element
         "style", Html(_theme_rules() + (_TEXT_RULES + _PART_RULES + _VIEW_RULES).replace("\n", ""))
     )
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #81195d1c
+# %% ../../nbs/06_dashboard/06_look.ipynb #7750a503
 def framed(
     *parts: Any,  # markup and data
     style: bool = True,  # whether the style sheet comes along
@@ -222,6 +226,7 @@ def page(
             "style",
             Html(
                 "body{margin:0}.ai4rag.page{max-width:82rem;margin:0 auto;padding:1.5rem}"
+                "@media (max-width:50rem){.ai4rag.page{padding:0.75rem}}"
                 "html{background:#fff}@media (prefers-color-scheme:dark){html{background:#14181d}}"
             ),
         ),

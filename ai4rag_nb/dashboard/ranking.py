@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['ranked_trials', 'leader', 'answered_trials']
 
-# %% ../../nbs/06_dashboard/04_ranking.ipynb #aa3a255e
+# %% ../../nbs/06_dashboard/04_ranking.ipynb #8c6328ae
 from .state import DashboardState, TrialState
+from ..evaluation.context_size import rank_key
 
-# %% ../../nbs/06_dashboard/04_ranking.ipynb #0c92e856
+# %% ../../nbs/06_dashboard/04_ranking.ipynb #95fa760f
 def ranked_trials(
     state: DashboardState,  # a state
     metric: str | None = None,  # what to rank by; the optimized metric without one
@@ -22,7 +23,7 @@ def ranked_trials(
 
     scored = sorted(
         ((value, trial) for trial in state.trials if (value := mean(trial)) is not None),
-        key=lambda pair: (-pair[0], pair[1].iteration),
+        key=lambda pair: rank_key(pair[0], pair[1].context_tokens, iteration=pair[1].iteration),
     )
     with_rank: list[tuple[int | None, TrialState]] = [
         (rank, trial) for rank, (_, trial) in enumerate(scored, 1)

@@ -6,16 +6,24 @@
 __all__ = ['SMALL_BENCHMARK', 'score_scale', 'interval_picture', 'split_settings', 'render_settings', 'constant_metrics',
            'leaderboard_notes', 'coverage_text', 'render_leaderboard']
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #a04861ac
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #8a09b20c
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from .look import format_score, format_seconds, format_setting, scrolling, tag
+from ai4rag_nb.dashboard.look import (
+    format_count,
+    format_score,
+    format_seconds,
+    format_setting,
+    scrolling,
+    tag,
+)
 from .payload import Score
 from .ranking import leader, ranked_trials
 from .render_progress import state_tag
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, TrialState
+from ..optimization.reading_notes import USEFUL_FROM
 
 # %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #cfd15efe
 def score_scale(
@@ -25,7 +33,7 @@ def score_scale(
     ends = [end for score in scores for end in (score.mean, score.low, score.high) if end is not None]
     return min([0.0, *ends]), max([1.0, *ends])
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #f4e610cd
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #f5e54ea2
 def _line(x1: float, x2: float, y1: float, y2: float, **look: Any) -> Html:
     return element("line", x1=x1, x2=x2, y1=y1, y2=y2, **look)
 
@@ -91,20 +99,24 @@ def render_settings(
     ]
     return element("div", pairs, class_="settings")
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #c0959d4d
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #e1d0c747
 SMALL_BENCHMARK = 30  # below this many questions a ranking says that it may be chance
 
 
 def constant_metrics(
     state: DashboardState,  # what to look at
-) -> list[str]:  # keys of metrics whose mean is the same for all of at least two patterns
+) -> list[str]:  # keys of metrics whose mean is the same for all of at least four patterns
     """Find the metrics that can't tell the patterns apart."""
     means: dict[str, list[float]] = {}
     for trial in state.trials:
         for score in trial.scores:
             if score.mean is not None:
                 means.setdefault(score.key, []).append(score.mean)
-    return [key for key, values in means.items() if len(values) > 1 and max(values) - min(values) < 1e-12]
+    return [
+        key
+        for key, values in means.items()
+        if len(values) >= USEFUL_FROM and max(values) - min(values) < 1e-12
+    ]
 
 
 def leaderboard_notes(
@@ -138,7 +150,7 @@ def coverage_text(
     text = f"{count} of {asked}" if asked else str(count)
     return f"{text}, {', '.join(extra)}" if extra else text
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #38d0c29c
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #5f808efc
 def _row(
     state: DashboardState,  # the whole
     rank: int | None,  # the pattern's rank
@@ -159,6 +171,7 @@ def _row(
         f"{format_score(score.low)} to {format_score(score.high)}" if score and score.low is not None else ""
     )
     reason = element("div", shorten(trial.reason, 300), class_="trouble") if trial.reason else None
+    tokens = trial.context_tokens
     return element(
         "tr",
         element("td", rank if rank is not None else "–", class_="number"),
@@ -166,16 +179,18 @@ def _row(
         element("td", format_score(score.mean if score is not None else None), class_="number strong"),
         element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", coverage_text(state, trial, score), class_="quiet"),
+        element("td", "–" if tokens is None else format_count(tokens), class_="number"),
         element("td", format_seconds(trial.seconds), class_="number"),
         element("td", state_tag(trial.state)),
         element("td", reason, render_settings(trial.settings, names)),
     )
 
-# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #1e6ffa30
+# %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #fadc7ada
 def render_leaderboard(
     state: DashboardState,  # what to show
     metric: str | None = None,  # what to rank by; the optimized metric without it
     tied: Collection[str] = (),  # patterns that may be as good as the leader
+    with_notes: bool = True,  # whether it says what to bear in mind
 ) -> Html:  # notes, common settings and the table
     """Show the configurations from the best to the failed ones."""
     wanted = metric or state.metric
@@ -187,19 +202,25 @@ def render_leaderboard(
         split_settings(state.trials) if len(state.trials) > 1 else ({}, list(state.trials[0].settings))
     )
     interval = f"interval, {scale[0]:g} to {scale[1]:g}"
-    columns = ("rank", "pattern", "score", interval, "questions", "time", "state", "settings")
-    classes = dict.fromkeys(("rank", "score", "time"), "number") | {interval: "whole"}
+    columns = ("rank", "pattern", "score", interval, "questions", "context", "time", "state", "settings")
+    classes = dict.fromkeys(("rank", "score", "context", "time"), "number") | {interval: "whole"}
     head = [element("th", name, scope="col", class_=classes.get(name)) for name in columns]
     rows = [_row(state, rank, trial, wanted, scale, names, trial.name in tied) for rank, trial in ranked]
     name = shorten(wanted.rpartition(":")[2] or "the score", 60)
-    title = f"Ranked by the mean of {name}; the dashed line is the leader."
+    title = (
+        f"Ranked by the mean of {name}; the dashed line is the leader. The context is what a question brings "
+        "along, in tokens of about four characters."
+    )
     table = element(
         "table",
-        element("caption", title),
         element("thead", element("tr", head)),
         element("tbody", rows),
         class_="grid wide",
     )
-    notes = [element("p", tag("note"), " ", note) for note in leaderboard_notes(state)]
+    told = leaderboard_notes(state) if with_notes else []
+    notes = [element("p", tag("note"), " ", note) for note in told]
     said = element("p", "The same for all:", class_="quiet", style="margin:0.5rem 0 0") if common else None
-    return join(notes, scrolling("Leaderboard", table), said, render_settings(common) if common else None)
+    said_first = element("p", title, class_="quiet")
+    return join(
+        notes, said_first, scrolling("Leaderboard", table), said, render_settings(common) if common else None
+    )

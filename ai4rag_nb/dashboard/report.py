@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['render_metrics', 'failure_counts', 'render_failures', 'example_question', 'render_run', 'report_html', 'write_report']
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #9272253a
+# %% ../../nbs/06_dashboard/18_report.ipynb #58af1ee0
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def _metric_row(
         element("td", shorten(score.description, 400), class_="quiet"),
     )
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #eddc9bc7
+# %% ../../nbs/06_dashboard/18_report.ipynb #d0eec2a9
 def render_metrics(
     best: TrialState,  # the best pattern
     held_out: Sequence[Score] = (),  # its scores on questions that the search never saw
@@ -77,7 +77,7 @@ def render_metrics(
     table = element("table", element("thead", head), element("tbody", rows), class_="grid wide")
     return scrolling("Metrics of the best configuration", table)
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #4145120d
+# %% ../../nbs/06_dashboard/18_report.ipynb #365daa29
 def failure_counts(
     state: DashboardState,  # the run
 ) -> dict[str, tuple[int, list[str]]]:  # reason -> how many questions were lost, and under which patterns
@@ -114,7 +114,7 @@ def render_failures(
         questions.append(element("li", tag("✕ lost", "bad"), what, shorten(reason, 500)))
     return element("ul", trials, questions, class_="plain")
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #5995b7a8
+# %% ../../nbs/06_dashboard/18_report.ipynb #6da0a75f
 def example_question(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
@@ -131,7 +131,7 @@ def example_question(
 
     return answered[max(range(len(answered)), key=weight)].question_id if answered else None
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #5d56fddc
+# %% ../../nbs/06_dashboard/18_report.ipynb #8c9302cc
 def render_run(
     state: DashboardState,  # the run
     places: Mapping[str, str] | None = None,  # what lies where
@@ -155,7 +155,7 @@ def render_run(
         render_messages(state, limit=20),
     )
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #173a7698
+# %% ../../nbs/06_dashboard/18_report.ipynb #f777dc29
 def _sections(
     state: DashboardState,  # the run
     told: ReportFacts,  # what comes from outside the events
@@ -173,7 +173,7 @@ def _sections(
         if left_out
         else None
     )
-    parts: list[tuple[str, Any]] = [("Ranking", render_leaderboard(state, tied=tied))]
+    parts: list[tuple[str, Any]] = [("Ranking", render_leaderboard(state, tied=tied, with_notes=False))]
     if best is not None:
         parts.append((f"Metrics of {shorten(best.name, 40)}", render_metrics(best, told.held_out)))
         example = told.example or example_question(state, best)
@@ -185,7 +185,7 @@ def _sections(
         parts.append(("Question by question", join(note, details)))
     return [*parts, ("Failures", render_failures(state)), ("The run", render_run(state, told.places))]
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #8bbf958c
+# %% ../../nbs/06_dashboard/18_report.ipynb #79f0cd04
 _NOTHING_MORE = ReportFacts()
 
 
@@ -204,7 +204,7 @@ def report_html(
     top = element("h1", shorten(heading, 120)), render_answer(state, told)
     return page(shorten(heading, 120), element("section", top), sections)
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #51c4ffe6
+# %% ../../nbs/06_dashboard/18_report.ipynb #b9b480f8
 def write_report(
     path: str | Path,  # where the file goes; missing folders are made
     state: DashboardState,  # the run

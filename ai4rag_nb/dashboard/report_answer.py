@@ -68,7 +68,7 @@ def tie_sentence(
         "Among equals, take the one with fewer or shorter chunks: its prompts are the cheapest."
     )
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #44ec1a66
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #9284353d
 def _sureness(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
@@ -82,16 +82,14 @@ def _sureness(
         sentences.append(f"On questions that the search never saw, its {name} is {score_sentence(held_out)}.")
     if score is not None:
         sentences.append(f"On the questions of the search its {name} is {score_sentence(score)}.")
-    if held_out is None:
+    if held_out is None and not any("held out" in note for note in told.notes):
         sentences.append(
             "No questions were held out; expect somewhat less on new ones: the best of many is partly luck."
         )
-    counts = [found.count for found in (held_out, score) if found is not None and found.count is not None]
+    counts = [found.count for found in (score, held_out) if found is not None and found.count is not None]
     said = any(f"fewer than {SMALL_BENCHMARK}" in note for note in told.notes)
-    if counts and min(counts) < SMALL_BENCHMARK and not said:
-        sentences.append(
-            f"Fewer than {SMALL_BENCHMARK} questions ({min(counts)}): differences may be chance."
-        )
+    if counts and counts[0] < SMALL_BENCHMARK and not said:
+        sentences.append(f"Fewer than {SMALL_BENCHMARK} questions ({counts[0]}): differences may be chance.")
     return [*sentences, tie_sentence(best.name, told.ties)]
 
 # %% ../../nbs/06_dashboard/17_report_answer.ipynb #c865184f

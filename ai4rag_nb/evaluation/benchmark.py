@@ -80,7 +80,7 @@ class BenchmarkReport:
         ]
         return "\n".join(lines)
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #08fd91ec
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #655743a3
 def check_document_keys(
     questions_ids: Sequence[str],  # the names of the questions
     document_keys: Sequence[Sequence[str]],  # for each question, the documents that hold its answer
@@ -101,9 +101,12 @@ def check_document_keys(
         lines.append(f"'{key}' (questions: {asked}). {suggestion(key, sorted(known))}".strip())
     if len(unknown) > 5:
         lines.append(f"... and {len(unknown) - 5} more")
+    single = len(unknown) == 1
+    counted = (
+        f"{len(unknown)} document {'key' if single else 'keys'} of the benchmark {'is' if single else 'are'}"
+    )
     raise BenchmarkError(
-        f"{len(unknown)} document keys of the benchmark are not among the {len(known)} documents:\n"
-        + "\n".join(lines),
+        f"{counted} not among the {len(known)} documents:\n" + "\n".join(lines),
         remedy="\nA key is the document's name: its path relative to the folder of documents.",
     )
 
@@ -152,7 +155,7 @@ def make_report(
         len(benchmark), unanswerable, len(texts), len(asked), found, missing, located, notes
     )
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #e0c5462d
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #a48fa27e
 def _fill(
     benchmark: _BenchmarkLists,  # to be completed while it is made
     records: Sequence[BenchmarkRecord],  # its content, checked
@@ -162,9 +165,8 @@ def _fill(
     identifiers = [record.question_id or f"q{number}" for number, record in enumerate(records)]
     if len(set(identifiers)) < len(identifiers):
         twice = next(name for name in identifiers if identifiers.count(name) > 1)
-        raise BenchmarkError(
-            f"Two questions are named '{twice}'.", remedy="Give an id to all questions or to none."
-        )
+        remedy = "Give an id to all questions or to none."
+        raise BenchmarkError(f"Two questions are named '{twice}'.", remedy=remedy)
     values = {
         "questions": [record.question for record in records],
         "correct_answers": [list(record.correct_answers) for record in records],
@@ -215,7 +217,7 @@ class _BenchmarkLists:
         answerable = self.answerable.count(True)
         return f"{len(self)} questions ({answerable} answerable) about {documents} documents"
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #23c603be
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #bddc8cfd
 def _columns(
     records: Sequence[BenchmarkRecord],  # checked records
 ) -> dict[str, Any]:  # the arguments that make a benchmark of them
@@ -241,11 +243,11 @@ class _ReadableBenchmark(_BenchmarkLists):
         separator: str = "|",  # stands between the texts of one CSV cell that is not a JSON list
     ) -> Self:  # its questions
         """Read a benchmark file."""
+        columns = _columns(read_records(path, separator))
         try:
-            return cls(**_columns(read_records(path, separator)))
+            return cls(**columns)
         except BenchmarkError as error:
-            prefix = "" if str(path) in str(error) else f"The benchmark file '{path}' cannot be used: "
-            raise BenchmarkError(f"{prefix}{error}") from error
+            raise BenchmarkError(f"The benchmark file '{path}' cannot be used: {error}") from error
 
     @classmethod
     def from_records(
@@ -296,7 +298,7 @@ class BenchmarkData(_ReadableBenchmark):
             raise BenchmarkError(f"{what}, first:\n{listed}")
         return report
 
-# %% ../../nbs/03_evaluation/03_benchmark.ipynb #ecac469c
+# %% ../../nbs/03_evaluation/03_benchmark.ipynb #aed59603
 def _keep(
     benchmark: BenchmarkData,  # all questions
     ids: Sequence[str],  # names of the questions to keep
@@ -305,10 +307,8 @@ def _keep(
     wanted = set(ids)
     unknown = sorted(map(str, wanted - set(benchmark.questions_ids)))
     if unknown:
-        raise BenchmarkError(
-            f"The benchmark has no question '{unknown[0]}'.",
-            remedy=suggestion(unknown[0], benchmark.questions_ids),
-        )
+        near = suggestion(unknown[0], benchmark.questions_ids)
+        raise BenchmarkError(f"The benchmark has no question '{unknown[0]}'.", remedy=near)
     kept = [number for number, name in enumerate(benchmark.questions_ids) if name in wanted]
     columns = {
         name: [getattr(benchmark, name)[number] for number in kept] for name in benchmark.__dataclass_fields__

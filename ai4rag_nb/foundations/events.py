@@ -96,7 +96,7 @@ class PhaseFinished(Event):
     done: int  # units done in all
     seconds: float  # how long the phase took
 
-# %% ../../nbs/00_foundations/04_events.ipynb #8e1a0591
+# %% ../../nbs/00_foundations/04_events.ipynb #e4d122f8
 @dataclass(frozen=True, kw_only=True)
 class TrialStarted(Event):
     """Announce the evaluation of one configuration."""
@@ -113,6 +113,7 @@ class TrialFinished(Event):
     name: str  # the pattern's name
     payload: dict[str, Any]  # settings and metrics, as written to pattern.json
     evaluation_results: list[dict[str, Any]]  # one entry a question
+    state: str = "completed"  # or "incomplete" when too few questions have a score, or "degraded"
 
 
 @dataclass(frozen=True, kw_only=True)

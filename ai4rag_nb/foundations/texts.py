@@ -12,17 +12,16 @@ import re
 import unicodedata
 from typing import Any
 
-# %% ../../nbs/00_foundations/02_texts.ipynb #2e9f1181
+# %% ../../nbs/00_foundations/02_texts.ipynb #d630e58b
 _WHITE_SPACE = re.compile(r"\s+")
+_UNUSABLE = re.compile(r"[\x00\ud800-\udfff]")  # NUL and lone surrogates
 
-# %% ../../nbs/00_foundations/02_texts.ipynb #7b50aac4
+# %% ../../nbs/00_foundations/02_texts.ipynb #3692b912
 def clean_text(
     text: str,  # any decoded text
 ) -> tuple[str, int]:  # the text without the unusable characters, and how many were removed
     """Remove NUL and lone surrogates."""
-    cleaned = "".join(
-        character for character in text if character != "\x00" and not "\ud800" <= character <= "\udfff"
-    )
+    cleaned = _UNUSABLE.sub("", text)
     return cleaned, len(text) - len(cleaned)
 
 # %% ../../nbs/00_foundations/02_texts.ipynb #d302b814

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['Progress', 'Batches', 'Counts', 'EmbeddingCounts', 'OverlongReport', 'check_texts', 'check_vectors']
 
-# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #b2a24afc
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #2c79fbf9
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..foundations.errors import IndexingError, InputError
+from ..foundations.errors import Failure, IndexingError, InputError
 from ..foundations.texts import clean_text, is_blank
 
 # %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #ebecd600
@@ -68,7 +68,7 @@ class OverlongReport:
         text = f"{len(self.beyond)} of {self.total} texts are beyond the window of {self.window} tokens"
         return f"{text} (the longest has {kind}{self.largest})"
 
-# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #76ec1ad4
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #12554492
 def check_texts(
     texts: list[str],  # what somebody wants to embed
 ) -> list[str]:  # the texts without NUL and lone surrogates, which no service accepts
@@ -90,13 +90,16 @@ def check_vectors(
     """Refuse vectors that would break a comparison."""
     vectors = np.asarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or len(vectors) != len(texts):
-        raise IndexingError(f"The model gave vectors of shape {vectors.shape} for {len(texts)} texts.")
+        said = f"The model gave vectors of shape {vectors.shape} for {len(texts)} texts."
+        raise IndexingError(said, failure=Failure.UNUSABLE)
     if dimension is not None and vectors.shape[1] != dimension:
-        raise IndexingError(f"The model gave {vectors.shape[1]} dimensions instead of {dimension}.")
+        said = f"The model gave {vectors.shape[1]} dimensions instead of {dimension}."
+        raise IndexingError(said, failure=Failure.UNUSABLE)
     usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     if not usable.all():
         text = texts[int(np.argmin(usable))]
         raise IndexingError(
-            f"The model gave an unusable vector for '{text[:60]}': it is not finite, or only zeros."
+            f"The model gave an unusable vector for '{text[:60]}': it is not finite, or only zeros.",
+            failure=Failure.UNUSABLE,
         )
     return vectors

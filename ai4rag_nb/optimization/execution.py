@@ -6,7 +6,7 @@
 __all__ = ['start_events', 'new_runner', 'get_ready', 'attempt', 'restore_collection', 'execute', 'write_missing_files',
            'placed_binding', 'remember_setup', 'run_prepared']
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #f15e90fd
+# %% ../../nbs/04_optimization/20_execution.ipynb #bfbb8a9a
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,25 +23,22 @@ from ai4rag_nb.foundations.events import (
     RunStarted,
     StopFlag,
 )
-from ..indexing.vector_store import get_vector_store
+from ..indexing.collections import CollectionRegistry, open_place
 from .held_out import try_held_out
 from .indexing_phase import IndexingPhase
 from .lost_trials import lost_to_service
 from .payloads import LocalEventHandler
 from .prepared import PreparedExperiment
-from .results import RankedEvaluations, best_result
-from ai4rag_nb.optimization.run_store import (
-    Candidate,
-    EvaluationResult,
-    RunStore,
-    claim_run,
-    only_run_in,
-)
+from .ranking import RankedEvaluations
+from .results import best_result
+from .run_lock import only_run_in
+from .run_store import Candidate, EvaluationResult, RunStore, claim_run
 from .search import Search, run_search, take_up
 from .space_models import check_models, check_services
 from .trial import TrialRunner, attempt_trial, collection_in_use
+from .workspace import remember_run
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #0f7c79e8
+# %% ../../nbs/04_optimization/20_execution.ipynb #533d7db9
 def start_events(
     prepared: PreparedExperiment,  # everything a search needs
     bus: EventBus,  # where events go
@@ -59,7 +56,8 @@ def start_events(
         )
     )
     for note in prepared.inputs.notes:
-        bus.status(LogLevel.WARNING, note, ExperimentStep.OPTIMIZATION)
+        level = LogLevel.WARNING if note in prepared.inputs.warnings else LogLevel.INFO
+        bus.status(level, note, ExperimentStep.OPTIMIZATION)
 
 
 def new_runner(
@@ -75,13 +73,17 @@ def new_runner(
     threads = prepared.options.inference_max_threads or prepared.settings.inference_max_threads
     return TrialRunner(inputs, work, prepared.models.space.combinations, threads)
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #f4dd9f52
+# %% ../../nbs/04_optimization/20_execution.ipynb #f3df15e1
 def get_ready(
     prepared: PreparedExperiment,  # everything a search needs
     runner: TrialRunner,  # evaluates configurations
 ) -> None:
     """Open the vector store for the time of the run, and ask every model once."""
-    runner.held.append(get_vector_store(prepared.models.embedding_models[0], prepared.config))
+    registry = CollectionRegistry(prepared.workspace.cache)
+    place, note = open_place(registry, prepared.models.embedding_models[0], prepared.config)
+    runner.held.append(place)
+    if note:
+        runner.work.bus.status(LogLevel.WARNING, note, ExperimentStep.EMBEDDING)
     parts = [part for part in (prepared.inputs.tuning, prepared.inputs.held_out) if part is not None]
     check_models(prepared.models, [text for part in parts for text in part.benchmark.questions])
 
@@ -144,7 +146,7 @@ def write_missing_files(
         if result.payload and not all(file.is_file() for file in files):
             writer.on_pattern_creation(result.payload, result.results)
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #505661cb
+# %% ../../nbs/04_optimization/20_execution.ipynb #40cca6aa
 def placed_binding(
     prepared: PreparedExperiment,  # everything a search needs
 ) -> dict[str, str]:  # the place of the vectors, the same from every current folder
@@ -165,6 +167,7 @@ def remember_setup(
     store.put_facts(
         {
             "objective": prepared.inputs.objective.key,
+            "metrics": [metric.key for metric in prepared.inputs.metrics],
             "models": prepared.models.specs(),
             "workspace": str(prepared.workspace.folder.resolve()),
             "store_binding": placed_binding(prepared),
@@ -176,7 +179,7 @@ def remember_setup(
         }
     )
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #c197e724
+# %% ../../nbs/04_optimization/20_execution.ipynb #ca98a1dd
 def run_prepared(
     prepared: PreparedExperiment,  # everything a search needs
     handlers: Sequence[BaseEventHandler],  # who listens
@@ -184,6 +187,7 @@ def run_prepared(
 ) -> list[EvaluationResult]:  # every evaluated configuration
     """Run a search in its folder, alone, and write down how it ended."""
     with only_run_in(prepared.folder):
+        remember_run(prepared.workspace.cache, prepared.folder)
         return _run_alone(prepared, handlers, stop)
 
 
@@ -198,7 +202,7 @@ def _run_alone(
     bus = EventBus([LocalEventHandler(prepared.folder), *handlers])
     state, best = "failed", None
     try:
-        claim_run(store, prepared.fingerprint)
+        claim_run(store, prepared.fingerprint, prepared.setup)
         remember_setup(prepared, store)
         known = execute(prepared, store, bus, stop)
         state, best = "completed", best_result(RankedEvaluations(known, prepared.inputs.objective.key)).name

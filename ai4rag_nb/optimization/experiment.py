@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['open_pipeline', 'make_pattern', 'refuse_preselection', 'ReadableExperiment', 'RunnableExperiment', 'Experiment']
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #bdfdbca3
+# %% ../../nbs/04_optimization/21_experiment.ipynb #42994d96
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from ..evaluation.benchmark import BenchmarkData
 from ..evaluation.metrics import BaseEvaluator, RAGMetric
 from ..foundations.errors import InputError, NotAvailableError
 from ..foundations.events import BaseEventHandler, EventBus, StopFlag
+from ..foundations.named_arguments import named_arguments
 from ..foundations.settings import Settings, load_settings
 from ..indexing.vector_store import BaseVectorStoreConfig
 from .arguments import check_arguments
@@ -26,11 +27,11 @@ from .pattern import OpenPipeline, Pattern
 from .prepared import ExperimentOptions, PreparedExperiment, prepare_experiment
 from .rag_space import AI4RAGSearchSpace
 from .results import ExperimentResults, best_result
-from .run_handle import RunHandle
+from .run_handle import RunHandle, RunTally
 from .run_store import EvaluationResult, is_run_folder
 from .trial import make_pipeline
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #86a343f8
+# %% ../../nbs/04_optimization/21_experiment.ipynb #715159a6
 def open_pipeline(
     prepared: PreparedExperiment,  # the experiment
     result: EvaluationResult,  # one of its results
@@ -39,7 +40,8 @@ def open_pipeline(
     configuration = prepared.models.space.canonical(result.configuration)
     work = new_runner(prepared, EventBus(), StopFlag()).work
     opened = open_index(work, configuration, configuration["embedding_model"])
-    return OpenPipeline(make_pipeline(configuration, opened.store), opened.store.close)
+    notes = [opened.note] if opened.note else []
+    return OpenPipeline(make_pipeline(configuration, opened.store), opened.store.close, notes)
 
 
 def make_pattern(
@@ -100,7 +102,7 @@ class ReadableExperiment:
         self.prepared.models.close()
         self.prepared.workspace.close()
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #63cdd0e7
+# %% ../../nbs/04_optimization/21_experiment.ipynb #baa57afb
 class RunnableExperiment(ReadableExperiment):
     """Run a prepared experiment."""
 
@@ -108,8 +110,12 @@ class RunnableExperiment(ReadableExperiment):
         """Begin the search on a thread of its own and return a handle to it."""
         if self.run is not None and self.run.running:
             raise InputError("This experiment is running.", remedy="Wait for it or stop it first.")
-        flag = StopFlag()
-        self.run = RunHandle(partial(run_prepared, self.prepared, self.listeners(), flag), flag)
+        flag, tally = StopFlag(), RunTally()
+        if is_run_folder(self.output_path):
+            for result in read_results(self.output_path).get_best_evaluations():
+                tally.take(result.name, result.score, result.context_tokens)
+        listening = [tally, *self.listeners()]
+        self.run = RunHandle(partial(run_prepared, self.prepared, listening, flag), flag, tally)
         return self.run
 
     def listeners(self) -> list[BaseEventHandler]:
@@ -122,7 +128,19 @@ class RunnableExperiment(ReadableExperiment):
         best = best_result(self.results)
         return {**best.configuration, "score": best.score}
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #282c9341
+# %% ../../nbs/04_optimization/21_experiment.ipynb #05a57f71
+_IN_SPACE = "Models belong into the search space: AI4RAGSearchSpace({0}=['{1}'])."
+_BELONGING = {
+    "foundation_model": _IN_SPACE.format("foundation_model", "openai:MODEL"),
+    "foundation_models": _IN_SPACE.format("foundation_model", "openai:MODEL"),
+    "embedding_model": _IN_SPACE.format("embedding_model", "local:static"),
+    "embedding_models": _IN_SPACE.format("embedding_model", "local:static"),
+    "max_evals": 'It belongs to the optimizer: optimizer_settings={"max_evals": 20}.',
+    "random_state": 'It belongs to the optimizer: optimizer_settings={"random_state": 7}.',
+}
+
+# %% ../../nbs/04_optimization/21_experiment.ipynb #0b535a2d
+@named_arguments(**_BELONGING)
 class Experiment(RunnableExperiment):
     """Find the best RAG configuration for documents and questions."""
 

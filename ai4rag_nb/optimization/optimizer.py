@@ -38,7 +38,7 @@ def distinct(
             seen.add(point)
             yield point
 
-# %% ../../nbs/04_optimization/04_optimizer.ipynb #d0b1ca00
+# %% ../../nbs/04_optimization/04_optimizer.ipynb #ebc2b323
 class Proposing(SearchProgress, ABC):
     """Propose configurations by what is known of others."""
 
@@ -65,7 +65,7 @@ class Proposing(SearchProgress, ABC):
             self._waiting.update(points)
             return [self.search_space[point] for point in points]
 
-# %% ../../nbs/04_optimization/04_optimizer.ipynb #d542144a
+# %% ../../nbs/04_optimization/04_optimizer.ipynb #df24820a
 class AskAndTell(Proposing):
     """Propose configurations and learn their scores."""
 
@@ -103,7 +103,7 @@ def evaluate(
         return None, f"{type(error).__name__}: {error}"
     return score, ""
 
-# %% ../../nbs/04_optimization/04_optimizer.ipynb #329ac8e9
+# %% ../../nbs/04_optimization/04_optimizer.ipynb #c35fbf54
 class BaseOptimizer(AskAndTell):
     """Search for the best configuration; subclasses say what to propose."""
 
@@ -131,7 +131,10 @@ class BaseOptimizer(AskAndTell):
         with self._lock:
             self._waiting.discard(self.search_space.index(configuration))
 
-# %% ../../nbs/04_optimization/04_optimizer.ipynb #98e913b7
+    def load_ahead(self) -> None:
+        """Load what later proposals need, beside the first evaluations; most optimizers need nothing."""
+
+# %% ../../nbs/04_optimization/04_optimizer.ipynb #a376cf4c
 BUILT_IN = {
     "random": ("ai4rag_nb.optimization.random_optimizer", "RandomOptimizer"),
     "gam": ("ai4rag_nb.optimization.gam_optimizer", "GAMOptimizer"),

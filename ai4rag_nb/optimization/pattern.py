@@ -5,25 +5,27 @@
 # %% auto #0
 __all__ = ['OpenPipeline', 'LazyPipeline', 'Pattern']
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #2ce8c383
+# %% ../../nbs/04_optimization/10_pattern.ipynb #c31b417c
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from ..foundations.texts import canonical_json
 from .run_store import EvaluationResult
+from ..querying.answer import Answer
 from ..querying.rag import BaseRAGTemplate
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #5bac1e23
+# %% ../../nbs/04_optimization/10_pattern.ipynb #b02a24b1
 @dataclass
 class OpenPipeline:
     """Hold an open pipeline and how to close it."""
 
     pipeline: BaseRAGTemplate  # answers questions
     close: Callable[[], None]  # gives back what it holds
+    notes: Sequence[str] = ()  # what was found damaged, and what was done about it
 
-
+# %% ../../nbs/04_optimization/10_pattern.ipynb #1b678f16
 class LazyPipeline:
     """Open a pipeline when it is asked for, once, and close it."""
 
@@ -43,6 +45,11 @@ class LazyPipeline:
                 self._opened = self._opener()
             return self._opened.pipeline
 
+    @property
+    def notes(self) -> list[str]:
+        """Say what was found damaged when the pipeline was opened, and what was done about it."""
+        return list(self._opened.notes) if self._opened is not None else []
+
     def close(self) -> None:
         """Give back the collection and the models; asking again opens them again."""
         with self._lock:
@@ -56,7 +63,7 @@ class LazyPipeline:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #bcd8e9ec
+# %% ../../nbs/04_optimization/10_pattern.ipynb #84ea81cf
 class Pattern(LazyPipeline):
     """Answer questions with one evaluated configuration."""
 
@@ -77,13 +84,13 @@ class Pattern(LazyPipeline):
     def generate(
         self,
         question: str,  # what to ask
-    ) -> dict[str, Any]:  # "answer", "reference_documents", "question", timings and token counts
+    ) -> Answer:  # a dictionary: "answer", "answer_sources", "reference_documents", "question", timings, ...
         """Answer one question."""
         return self.rag.generate(question)
 
     def chat(
         self,
         messages: list[dict[str, str]],  # {"role", "content"}; the last one is the question
-    ) -> dict[str, Any]:  # as from `generate`
+    ) -> Answer:  # as from `generate`
         """Answer the last message of a conversation."""
         return self.rag.chat(messages)

@@ -69,7 +69,7 @@ def rag_parameters(
         },
     }
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #68f2878e
+# %% ../../nbs/04_optimization/08_payloads.ipynb #88a4a7a2
 def pattern_payload(
     name: str,  # "Pattern5"
     iteration: int,  # counted from 0
@@ -78,6 +78,7 @@ def pattern_payload(
     metrics: Sequence[Mapping[str, Any]],  # as evaluators return them
     optimization_metric: tuple[str, str],  # (evaluator, name) of the one that is maximised
     settings: Mapping[str, Any],  # the grouped settings, with the store binding
+    state: str = "completed",  # "completed", "incomplete" or "degraded"
 ) -> dict[str, Any]:  # what listeners get and pattern.json holds
     """Describe one evaluated configuration."""
     described = []
@@ -87,13 +88,14 @@ def pattern_payload(
     return {
         "name": name,
         "iteration": iteration,
+        "state": state,
         "max_combinations": max_combinations,
         "duration_seconds": duration_seconds,
         "evaluation": {"metrics": described},
         "settings": dict(settings),
     }
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #ec9fa2e5
+# %% ../../nbs/04_optimization/08_payloads.ipynb #2f436312
 def question_results(
     evaluation_data: Sequence[EvaluationData],  # one entry a question
     responses: Sequence[Mapping[str, Any]],  # the pipeline's answers, in the same order
@@ -121,6 +123,7 @@ def question_results(
                 "tokens": dict(response.get("tokens") or {}),
                 "refused": bool(response.get("refused")),
                 "error": response.get("error"),
+                "failure": response.get("failure"),
             }
         )
     return entries

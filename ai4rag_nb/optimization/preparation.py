@@ -73,7 +73,7 @@ def divide_questions(
     tuning, held_out, note = split_benchmark(benchmark, test_share, random_state)
     return part(tuning), part(held_out) if held_out else None, note
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #158593f3
+# %% ../../nbs/04_optimization/12_preparation.ipynb #231068df
 @dataclass(frozen=True)
 class ExperimentInputs:
     """Hold what an experiment works on, checked."""
@@ -87,6 +87,8 @@ class ExperimentInputs:
     evaluators: list[BaseEvaluator] = field(repr=False)  # who computes
     benchmark_key: str = ""  # changes with any question
     notes: list[str] = field(default_factory=list)  # what a reader has to know
+    warnings: list[str] = field(default_factory=list)  # what should be mended in the benchmark
+    document_keys: dict[str, str] = field(default_factory=dict, repr=False)  # name -> key of the content
 
     def fingerprint(
         self,
@@ -99,7 +101,7 @@ class ExperimentInputs:
             "metrics": content_key([metric.key for metric in self.metrics], self.objective.key),
         }
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #e30a0748
+# %% ../../nbs/04_optimization/12_preparation.ipynb #2168bb36
 def prepare_inputs(
     documents: Sequence[Any],  # DoclingDocuments
     benchmark: BenchmarkData,  # questions and answers
@@ -111,8 +113,9 @@ def prepare_inputs(
     strict: bool = False,  # whether evidence that is not found ends it
 ) -> ExperimentInputs:  # what the search works on
     """Check documents, questions and metrics against each other."""
-    from ai4rag_nb.indexing.source import check_documents, document_fingerprint
+    from ai4rag_nb.indexing.source import check_documents, document_fingerprint, document_id
 
+    selected, objective = choose_metrics(metrics, optimization_metric, evaluators)
     if not isinstance(benchmark, BenchmarkData):
         raise BenchmarkError(
             f"The benchmark is a {type(benchmark).__name__}.",
@@ -120,7 +123,6 @@ def prepare_inputs(
         )
     checked = check_documents(documents)
     report = benchmark.check(checked, strict=strict)
-    selected, objective = choose_metrics(metrics, optimization_metric, evaluators)
     tuning, held_out, note = divide_questions(benchmark, report, test_share, random_state)
     if not any(tuning.benchmark.answerable):
         raise BenchmarkError(
@@ -128,8 +130,9 @@ def prepare_inputs(
             remedy="Add questions with correct answers.",
         )
     notes = [*report.notes, *([note] if note else [])]
-    key = content_key([document_fingerprint(document) for document in checked])
+    warnings = report.notes[-1:] if report.evidence_missing else []
+    keys = {document_id(document): document_fingerprint(document) for document in checked}
     return ExperimentInputs(
-        *(checked, key, tuning, held_out, selected, objective, list(evaluators)),
-        *(benchmark.fingerprint(), notes),
+        *(checked, content_key(list(keys.values())), tuning, held_out, selected, objective),
+        *(list(evaluators), benchmark.fingerprint(), notes, warnings, keys),
     )

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Search', 'usable_score', 'take_up', 'tell_result', 'try_configuration', 'Repetition', 'run_search']
 
-# %% ../../nbs/04_optimization/15_search.ipynb #f7e16432
+# %% ../../nbs/04_optimization/15_search.ipynb #3f472951
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +67,7 @@ def tell_result(
     """Tell the optimizer what was found out."""
     search.optimizer.tell(result.configuration, usable_score(result), reason=result.reason)
 
-# %% ../../nbs/04_optimization/15_search.ipynb #10a83881
+# %% ../../nbs/04_optimization/15_search.ipynb #44024764
 def try_configuration(
     search: Search,  # what the loop works with
     configuration: Mapping[str, Any],  # a proposal of the optimizer
@@ -86,7 +87,12 @@ def try_configuration(
         )
     else:
         search.bus.emit(
-            TrialFinished(name=result.name, payload=result.payload, evaluation_results=result.results)
+            TrialFinished(
+                name=result.name,
+                payload=result.payload,
+                evaluation_results=result.results,
+                state=result.state,
+            )
         )
     search.optimizer.tell(configuration, usable_score(result), reason=result.reason)
     return result
@@ -124,20 +130,22 @@ class Repetition:
         self.told = {result.key for result in others}
         return key in self.told
 
-# %% ../../nbs/04_optimization/15_search.ipynb #2b2b6bdd
+# %% ../../nbs/04_optimization/15_search.ipynb #787cb774
 def run_search(
     search: Search,  # what the loop works with
     known: list[EvaluationResult],  # what was evaluated before; new results are appended
 ) -> None:
     """Evaluate proposals until the budget or the space is used up, or somebody stops it."""
     repetition, prepared = Repetition(known), False
-    while proposals := search.optimizer.ask(search.batch_size):
-        for configuration in proposals:
-            search.stop.check()
-            if repetition.answered(search, search.space.key(configuration)):
-                continue
-            if not prepared:
-                search.prepare()
-                prepared = True
-            known.append(try_configuration(search, configuration, repetition.next))
-            repetition.next += 1
+    with ThreadPoolExecutor(1, thread_name_prefix="ai4rag-ahead") as beside:
+        while proposals := search.optimizer.ask(search.batch_size):
+            for configuration in proposals:
+                search.stop.check()
+                if repetition.answered(search, search.space.key(configuration)):
+                    continue
+                if not prepared:
+                    search.prepare()
+                    beside.submit(search.optimizer.load_ahead)
+                    prepared = True
+                known.append(try_configuration(search, configuration, repetition.next))
+                repetition.next += 1

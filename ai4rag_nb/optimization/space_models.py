@@ -6,7 +6,7 @@
 __all__ = ['SpaceModels', 'make_embedding_model', 'make_foundation_model', 'MadeModels', 'make_models', 'explaining',
            'fit_models', 'check_questions', 'check_models', 'check_services', 'space_fingerprint']
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #1efe54ec
+# %% ../../nbs/04_optimization/16_space_models.ipynb #39fb5004
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from ..foundations.cache import Cache
 from ai4rag_nb.foundations.errors import (
     AI4RAGError,
     BenchmarkError,
+    Failure,
     IndexingError,
     InputError,
     ModelSettingsError,
@@ -121,7 +122,7 @@ def make_models(
     }
     return MadeModels(space, embedding, writing)
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #83a81f91
+# %% ../../nbs/04_optimization/16_space_models.ipynb #10845eba
 @contextmanager
 def explaining(
     spec: str,  # the model that is asked
@@ -133,7 +134,7 @@ def explaining(
         raise
     except AI4RAGError as error:
         raise ModelSettingsError(
-            f"The model '{spec}' does not work. {error.message}", remedy=error.remedy
+            f"The model '{spec}' does not work. {error.message}", remedy=error.remedy, failure=error.failure
         ) from None
 
 
@@ -179,7 +180,7 @@ def check_models(
         with explaining(embedder.spec):
             embedder.embed_queries(list(questions))
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #f83dbea8
+# %% ../../nbs/04_optimization/16_space_models.ipynb #bc2d0ee7
 _GREETINGS = ("Reply with one word: hello", "Reply with one word: good", "What is one and one?")
 
 
@@ -210,6 +211,7 @@ def check_services(
             raise AI4RAGError(
                 f"The service of '{model.spec}' does not answer any more. {error.message}",
                 remedy=f"Everything finished is kept; run the same again to go on. {error.remedy}",
+                failure=Failure.SERVICE,
             )
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #775c25ba

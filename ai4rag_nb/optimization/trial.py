@@ -6,7 +6,7 @@
 __all__ = ['TrialRunner', 'collection_in_use', 'make_pipeline', 'ask_questions', 'Measured', 'measure', 'grouped_settings',
            'find_twin', 'missing_scores', 'measure_configuration', 'run_trial', 'attempt_trial']
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #f50a8703
+# %% ../../nbs/04_optimization/14_trial.ipynb #3111815b
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,14 @@ from typing import Any
 
 from ..evaluation.evaluation_data import build_evaluation_data, judge_hits
 from ..evaluation.overall_score import can_win, evaluate_answers, metric_scores
-from ..foundations.errors import AI4RAGError, FailedIterationError, StorageError, StoppedError
+from ai4rag_nb.foundations.errors import (
+    FailedIterationError,
+    Failure,
+    StorageError,
+    StoppedError,
+    failure_of,
+    prevailing,
+)
 from ..foundations.events import ExperimentStep, phase
 from ..indexing.vector_store import BaseVectorStore
 from .indexing_phase import IndexingPhase, open_index
@@ -27,6 +34,7 @@ from ai4rag_nb.optimization.payloads import (
 )
 from .preparation import ExperimentInputs, QuestionSet
 from .run_store import Candidate, EvaluationResult
+from ..querying.answer import Answer
 from ..querying.rag import SimpleRAG, query_rag
 from ..querying.retriever import HitListCache, Retriever
 
@@ -89,13 +97,13 @@ def make_pipeline(
     retriever = Retriever(store, token_counter=counter, hit_lists=hit_lists, **settings)
     return SimpleRAG(configuration["foundation_model"], retriever)
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #566b6c03
+# %% ../../nbs/04_optimization/14_trial.ipynb #6378fa8f
 def ask_questions(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
     store: BaseVectorStore,  # its collection, open
     questions: QuestionSet,  # what to ask
-) -> list[dict[str, Any]]:  # one response a question; failed ones carry their error
+) -> list[Answer]:  # one response a question; failed ones carry their error
     """Ask all questions of a part of the benchmark."""
     pipeline = make_pipeline(candidate.configuration, store, runner.hit_lists)
     label = f"{candidate.name}: asking"
@@ -111,7 +119,10 @@ def ask_questions(
     errors = Counter(response["error"] for response in responses if response.get("error"))
     if sum(errors.values()) == len(responses):
         reason, count = errors.most_common(1)[0]
-        raise FailedIterationError(f"No question was answered; {count} of {len(responses)} times: {reason}")
+        raise FailedIterationError(
+            f"No question was answered; {count} of {len(responses)} times: {reason}",
+            failure=prevailing(response.get("failure") for response in responses),
+        )
     return responses
 
 # %% ../../nbs/04_optimization/14_trial.ipynb #37992d87
@@ -206,7 +217,7 @@ def measure_configuration(
     ]
     return Measured({"metrics": plain, "question_scores": []}, twin.results), settings
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #f1ded923
+# %% ../../nbs/04_optimization/14_trial.ipynb #b371b3c5
 def run_trial(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -217,24 +228,26 @@ def run_trial(
     measured, settings = measure_configuration(runner, candidate)
     scores = metric_scores(measured.evaluation, objective)["scores"]
     winning = can_win(measured.evaluation, objective)
-    seconds = time.monotonic() - started
+    seconds, state = time.monotonic() - started, "completed" if winning else "incomplete"
     payload = pattern_payload(
         *(candidate.name, candidate.iteration, runner.max_combinations, seconds),
-        *(measured.evaluation["metrics"], (objective.evaluator, objective.name), settings),
+        *(measured.evaluation["metrics"], (objective.evaluator, objective.name), settings, state),
     )
+    failure = None if winning else prevailing(entry.get("failure") for entry in measured.results)
     return EvaluationResult(
         iteration=candidate.iteration,
         key=candidate.key,
         configuration=dict(candidate.labels),
-        state="completed" if winning else "incomplete",
+        state=state,
         score=scores["mean"],
         payload=payload,
         results=measured.results,
         reason="" if winning else missing_scores(measured.results, scores["n"]),
         seconds=seconds,
+        failure=failure or "",
     )
 
-# %% ../../nbs/04_optimization/14_trial.ipynb #8a2bf250
+# %% ../../nbs/04_optimization/14_trial.ipynb #bb332217
 def attempt_trial(
     runner: TrialRunner,  # what trials share
     candidate: Candidate,  # the configuration
@@ -245,12 +258,12 @@ def attempt_trial(
         return run_trial(runner, candidate)
     except (StoppedError, StorageError):
         raise
-    except AI4RAGError as error:
-        reason = str(error)
     except Exception as error:  # the boundary: a fault in a component costs its configuration only
-        reason = f"{type(error).__name__}: {error}"
+        failure = failure_of(error)
+        reason = f"{type(error).__name__}: {error}" if failure is Failure.FAULT else str(error)
     return EvaluationResult(
         *(candidate.iteration, candidate.key, dict(candidate.labels), "failed"),
         reason=reason,
         seconds=time.monotonic() - started,
+        failure=failure,
     )

@@ -26,8 +26,8 @@ from .openai_generation import OpenAIFoundationModel
 
 # %% auto #0
 __all__ = ['DEFAULT_EMBEDDING', 'DEFAULT_GENERATION', 'ModelSpec', 'parse_spec', 'is_web_address', 'service_client',
-           'embedding_model', 'foundation_model', 'default_embedding', 'reader_parameters', 'check_service',
-           'check_model']
+           'check_local_name', 'embedding_model', 'foundation_model', 'default_embedding', 'reader_parameters',
+           'check_service', 'check_model']
 
 # %% ../../nbs/02_querying/05_models.ipynb #6916a55b
 DEFAULT_EMBEDDING = f"local:{DEFAULT_LOCAL_MODEL}"
@@ -99,7 +99,23 @@ def service_client(
         remedy = "Check OPENAI_BASE_URL, and where they are set HTTP_PROXY, HTTPS_PROXY and SSL_CERT_FILE."
         raise ModelSettingsError(said, remedy=remedy) from None
 
-# %% ../../nbs/02_querying/05_models.ipynb #08339695
+# %% ../../nbs/02_querying/05_models.ipynb #159f653f
+def check_local_name(
+    name: str,  # what follows "local:"
+) -> str:  # the same
+    """Refuse a name that is no packaged embedding model and no folder."""
+    if name in PACKAGED_MODELS or os.path.isdir(os.path.expanduser(name)):
+        return name
+    near = suggestion(f"local:{name}", [f"local:{known}" for known in (*PACKAGED_MODELS, "static")])
+    remedy = (
+        f"There are 'local:static' and '{DEFAULT_EMBEDDING}'; any other model is named by the path of the "
+        "folder that holds it, as 'local:models/my-model'."
+    )
+    raise ModelSettingsError(
+        f"There is no local embedding model '{name}'.", remedy=f"{near} {remedy}".strip()
+    )
+
+# %% ../../nbs/02_querying/05_models.ipynb #d7168abc
 def embedding_model(
     spec: str = "default",  # a SPEC
     cache: Cache | None = None,  # where vectors are kept; without one nothing is kept
@@ -112,20 +128,19 @@ def embedding_model(
     model: BaseEmbeddingModel
     if parts.provider == "openai":
         times = (settings.request_timeout_seconds, settings.request_retries)
-        model = OpenAIEmbeddingModel(parts.name, service_client(environment), params, *times)
+        model = OpenAIEmbeddingModel(
+            parts.name, service_client(environment), params, *times, owns_client=True
+        )
     elif parts.name == "static":
         model = StaticEmbeddingModel.load()
     elif parts.name in ("extractive", "gguf") or parts.name.startswith("gguf:"):
         remedy = f"Use '{DEFAULT_EMBEDDING}'."
         raise ModelSettingsError(f"'{spec}' answers questions; it embeds no texts.", remedy=remedy)
     else:
-        known = suggestion(parts.name, [*PACKAGED_MODELS, "static"])
-        if known and parts.name not in PACKAGED_MODELS and not os.path.isdir(os.path.expanduser(parts.name)):
-            raise ModelSettingsError(f"There is no local embedding model '{parts.name}'.", remedy=known)
-        model = LocalEmbeddingModel.load(parts.name, params)
+        model = LocalEmbeddingModel.load(check_local_name(parts.name), params)
     return model if cache is None else CachedEmbeddingModel(model, cache)
 
-# %% ../../nbs/02_querying/05_models.ipynb #ae8c8fd2
+# %% ../../nbs/02_querying/05_models.ipynb #80e588aa
 def foundation_model(
     spec: str = "default",  # a SPEC
     cache: Cache | None = None,  # where answers are kept; without one nothing is kept
@@ -143,6 +158,7 @@ def foundation_model(
     model: BaseFoundationModel
     if parts.provider == "openai":
         texts |= {"timeout": settings.request_timeout_seconds, "retries": settings.request_retries}
+        texts["owns_client"] = True
         model = OpenAIFoundationModel(parts.name, service_client(environment), params, **texts)
     elif parts.name == "extractive":
         model = ExtractiveFoundationModel(
@@ -156,7 +172,7 @@ def foundation_model(
         raise ModelSettingsError(f"There is no local answering model '{parts.name}'.", remedy=remedy)
     return model if cache is None else CachedFoundationModel(model, cache)
 
-# %% ../../nbs/02_querying/05_models.ipynb #9f772f3c
+# %% ../../nbs/02_querying/05_models.ipynb #71268f0b
 def default_embedding(
     cache: Cache | None,  # where vectors are kept
 ) -> BaseEmbeddingModel:  # the packaged MiniLM
@@ -168,7 +184,7 @@ def reader_parameters(
     params: Mapping[str, Any] | None,  # what the user gave
 ) -> dict[str, Any]:  # the same, checked
     """Check the parameters of the extractive reader."""
-    names = ("threshold", "sentences", "most_candidates", "word_weight")
+    names = ("threshold", "sentences", "most_candidates", "word_weight", "margin")
     for name, value in dict(params or {}).items():
         if name not in names:
             remedy = suggestion(name, names) or f"There are {', '.join(names)}."
@@ -177,7 +193,7 @@ def reader_parameters(
             raise ModelSettingsError(f"'{name}' is {value!r}.", remedy="Give a number.")
     return dict(params or {})
 
-# %% ../../nbs/02_querying/05_models.ipynb #7a79582a
+# %% ../../nbs/02_querying/05_models.ipynb #52d0f105
 def check_service(
     model: BaseEmbeddingModel | BaseFoundationModel,  # any model; those without a service pass
 ) -> None:
@@ -205,4 +221,4 @@ def check_model(
         raise
     except AI4RAGError as error:
         said = f"The model '{model.spec}' does not work. {error.message}"
-        raise ModelSettingsError(said, remedy=error.remedy) from None
+        raise ModelSettingsError(said, remedy=error.remedy, failure=error.failure) from None

@@ -32,7 +32,7 @@ from ai4rag_nb.querying.generation import (
 __all__ = ['DEFAULT_PARAMETERS', 'answer_parameters', 'answer_text', 'token_usage', 'AcceptedFields', 'ServiceAnsweringSettings',
            'OpenAIFoundationModel', 'asked']
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #c47371a4
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #4dfef875
 DEFAULT_PARAMETERS: Mapping[str, Any] = {"temperature": 0.1, "max_completion_tokens": 1024}
 
 
@@ -59,7 +59,7 @@ def answer_parameters(
         )
     return merged
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #cd75ec5d
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #ec091f67
 def answer_text(
     answer: Mapping[str, Any],  # the service's answer
 ) -> tuple[str | None, str | None]:  # the text, if there is one, and why the model ended
@@ -118,7 +118,7 @@ class AcceptedFields:
                 self.temperature = False
             return self.limit_name not in sent or ("temperature" in sent and not self.temperature)
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #c845ce2b
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #dfbeb1aa
 @dataclass(frozen=True)
 class ServiceAnsweringSettings(BaseFoundationModel):
     """Hold the settings of an answering model behind a service."""
@@ -131,6 +131,7 @@ class ServiceAnsweringSettings(BaseFoundationModel):
     system_message_text: str = DEFAULT_SYSTEM_MESSAGE  # empty for none
     timeout: float = 60.0  # seconds for one attempt
     retries: int = 3  # further attempts after a failure that may pass
+    owns_client: bool = field(default=False, repr=False, compare=False)  # whether closing closes it
     counts: GenerationCounts = field(default_factory=GenerationCounts, init=False, repr=False, compare=False)
     accepted: AcceptedFields = field(default_factory=AcceptedFields, init=False, repr=False, compare=False)
 
@@ -153,7 +154,12 @@ class ServiceAnsweringSettings(BaseFoundationModel):
         """Give the text that makes this model again."""
         return f"openai:{self.model_id}"
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #48bd371b
+    def close(self) -> None:
+        """Close the connections to the service, unless the client belongs to the caller."""
+        if self.owns_client:
+            self.client.close()
+
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #70188008
 class OpenAIFoundationModel(ServiceAnsweringSettings):
     """Answer with a service that speaks the OpenAI protocol."""
 
@@ -180,7 +186,7 @@ class OpenAIFoundationModel(ServiceAnsweringSettings):
             text, read, written, reason, time.perf_counter() - started, refused=is_refusal(text)
         )
 
-# %% ../../nbs/02_querying/02_openai_generation.ipynb #0c60f7c2
+# %% ../../nbs/02_querying/02_openai_generation.ipynb #a75bbbe1
 def asked(
     model: OpenAIFoundationModel,  # who is asked
     messages: list[Message],  # the whole conversation
@@ -193,9 +199,11 @@ def asked(
                 "/chat/completions", {"model": model.model_id, "messages": messages, **fields}
             )
         except ServiceError as error:
-            if error.kind == "refused" and model.accepted.learn(error.message, fields):
+            if error.kind == "refused" and model.accepted.learn(error.said, fields):
                 continue
             raise GenerationError(
-                f"Asking '{model.model_id}' failed. {error.message}", remedy=error.remedy
+                f"Asking '{model.model_id}' failed. {error.message}",
+                remedy=error.remedy,
+                failure=error.failure,
             ) from None
     raise GenerationError(f"'{model.model_id}' accepts neither name of the answer's limit.")

@@ -120,13 +120,19 @@ def _add_shared_arguments(
     if "json" in names:
         parser.add_argument("--json", action="store_true", help="print JSON to stdout")
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #f67bdc30
+# %% ../../nbs/07_serving/02_arguments.ipynb #71ccfee9
 def _add_reading_commands(
     commands: Any,  # where commands are added
 ) -> None:
     """Describe the commands that look at a run."""
     leaderboard = commands.add_parser("leaderboard", help="rank the patterns of a run")
     _add_shared_arguments(leaderboard, "run", "metric", "json")
+    leaderboard.add_argument(
+        "--columns",
+        choices=("short", "all"),
+        default="short",
+        help="all: everything that was measured; it is wide",
+    )
     ask = commands.add_parser("ask", help="ask the best pattern, or another one")
     _add_shared_arguments(ask, "run")
     ask.add_argument("question", help="the question, in quotes")
@@ -137,7 +143,7 @@ def _add_reading_commands(
     show.add_argument("pattern", type=text_given, metavar="PATTERN", help="the pattern's name, as Pattern3")
     _add_shared_arguments(show, "json")
 
-
+# %% ../../nbs/07_serving/02_arguments.ipynb #e9079691
 def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command line
     """Describe every command."""
     parser = argparse.ArgumentParser(
@@ -152,8 +158,9 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     demo.add_argument("--out", type=place_given, metavar="RUN", help="folder for the results")
     demo.add_argument("--max-evals", type=int, metavar="N", help="configurations to evaluate at most")
     _add_shared_arguments(demo, "workspace", "json")
-    clean = commands.add_parser("clean", help="count and drop the collections of a workspace")
-    clean.add_argument("--dry-run", action="store_true", help="count only")
+    clean = commands.add_parser("clean", help="list the collections of a workspace and drop them")
+    clean.add_argument("--dry-run", action="store_true", help="list only")
+    clean.add_argument("--yes", action="store_true", help="drop without asking")
     _add_shared_arguments(clean, "workspace", "json")
     return parser
 

@@ -94,7 +94,7 @@ def drop_output() -> None:
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-# %% ../../nbs/07_serving/07_commands.ipynb #ecfd8669
+# %% ../../nbs/07_serving/07_commands.ipynb #b7252273
 _ANSWERING = "ai4rag-answers"  # how the threads that wait for a model are called
 _COMMANDS = {
     "run": "running",
@@ -102,7 +102,7 @@ _COMMANDS = {
     "leaderboard": "reading",
     "show": "reading",
     "ask": "reading",
-    "clean": "reading",
+    "clean": "cleaning",
 }
 
 

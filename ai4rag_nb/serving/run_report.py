@@ -24,7 +24,7 @@ from ..optimization.open_run import read_results, require_run
 from ..optimization.results import ExperimentResults, compare_with_leader
 from ..optimization.run_store import EvaluationResult, RunStore, get_trials
 
-# %% ../../nbs/07_serving/04_run_report.ipynb #02d987f1
+# %% ../../nbs/07_serving/04_run_report.ipynb #8dcf1023
 def trial_events(
     trials: Sequence[EvaluationResult],  # stored trials, in order
     clock: float,  # when the first of them began
@@ -42,8 +42,11 @@ def trial_events(
         if trial.state == "failed":
             events.append(TrialFailed(at=clock, reason=trial.reason, **about))
         else:
-            payload, rows = trial.payload | {"state": trial.state}, trial.results
-            events.append(TrialFinished(at=clock, name=trial.name, payload=payload, evaluation_results=rows))
+            told: dict[str, Any] = {
+                "payload": {"state": trial.state} | trial.payload,
+                "evaluation_results": trial.results,
+            }
+            events.append(TrialFinished(at=clock, name=trial.name, state=trial.state, **told))
     return events
 
 # %% ../../nbs/07_serving/04_run_report.ipynb #85885b48

@@ -6,7 +6,7 @@
 __all__ = ['say', 'space_from', 'settings_from', 'refuse_later_names', 'refuse_places_among_documents', 'read_documents',
            'print_results', 'search', 'run_command', 'own_name', 'demo_experiment', 'demo_command']
 
-# %% ../../nbs/07_serving/05_running.ipynb #6bb3c081
+# %% ../../nbs/07_serving/05_running.ipynb #a3f72970
 import argparse
 import sys
 from collections.abc import Sequence
@@ -21,12 +21,22 @@ from ..foundations.events import BaseEventHandler, EventBus, ExperimentStep, pha
 from ..foundations.settings import Settings, load_settings
 from ..indexing.documents import LoadedDocuments, load_documents
 from ..optimization.experiment import Experiment
+from ..optimization.leaderboard import leaderboard_records
+from ..optimization.prepared import ExperimentOptions, check_choices
 from ..optimization.rag_space import AI4RAGSearchSpace, read_space_file
-from ..optimization.results import ExperimentResults, leaderboard_records
+from ..optimization.results import ExperimentResults
 from ..optimization.run_store import check_run_folder
 from ..optimization.workspace import Workspace
 from .corpora import python_reference_benchmark, python_reference_documents
-from .printing import answer_record, answer_text, as_json, leaderboard_table, plain, summary
+from ai4rag_nb.serving.printing import (
+    answer_record,
+    answer_text,
+    as_json,
+    leaderboard_table,
+    plain,
+    summary,
+    terminal_width,
+)
 from .run_report import write_run_report
 
 # %% ../../nbs/07_serving/05_running.ipynb #99b868a6
@@ -110,7 +120,7 @@ def read_documents(
     say(documents.report())
     return documents
 
-# %% ../../nbs/07_serving/05_running.ipynb #8c710499
+# %% ../../nbs/07_serving/05_running.ipynb #44fb5898
 def print_results(
     results: ExperimentResults,  # what was found
     folder: Path,  # the run folder
@@ -121,9 +131,9 @@ def print_results(
     records = leaderboard_records(results)
     if json_wanted:
         print(as_json(records))
-        say(f"Results: {folder}. Report: {report}.")
+        say("\n".join([*results.notes, f"Results: {folder}. Report: {report}."]))
         return
-    print(leaderboard_table(records))
+    print(leaderboard_table(records, terminal_width()))
     print(f"\n{summary(results)}\n\nResults: {folder}\nReport:  {report}")
 
 
@@ -145,7 +155,7 @@ def search(
     experiment.start().wait(on_interrupt=lambda: say(_STOPPING))
     return experiment.results
 
-# %% ../../nbs/07_serving/05_running.ipynb #9e525e85
+# %% ../../nbs/07_serving/05_running.ipynb #c7addf39
 def run_command(
     arguments: argparse.Namespace,  # the options of `run`
 ) -> int:  # the exit status
@@ -155,6 +165,8 @@ def run_command(
     folder = check_run_folder(arguments.out)
     refuse_places_among_documents(arguments.documents, [folder, Path(settings.workspace)])
     space = space_from(arguments)
+    chosen = ExperimentOptions(optimizer=arguments.optimizer, optimization_metric=arguments.metric)
+    check_choices(chosen, settings, space)
     benchmark = BenchmarkData.from_file(arguments.benchmark)
     progress = ProgressBars("always")
     documents = read_documents(arguments.documents, arguments.strict, settings.workspace, progress)
@@ -175,7 +187,7 @@ def run_command(
         experiment.close()
     return 0
 
-# %% ../../nbs/07_serving/05_running.ipynb #6d0821a1
+# %% ../../nbs/07_serving/05_running.ipynb #0cc298a2
 def own_name() -> str:  # as somebody can type it
     """Name this program as it was called, which may be in a folder that is not searched."""
     called = Path(sys.argv[0])
