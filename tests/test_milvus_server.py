@@ -43,6 +43,7 @@ from ai4rag_nb.foundations.errors import (
     VectorStoreInitializationError,
 )
 from ai4rag_nb.indexing import milvus_session
+from ai4rag_nb.indexing.milvus_client import SteadyClient
 from ai4rag_nb.indexing.milvus_faults import explain_fault, read_fault
 from ai4rag_nb.indexing.milvus_server import MilvusServerStore
 from ai4rag_nb.indexing.milvus_session import list_server_collections
@@ -680,6 +681,26 @@ def test_a_full_server_is_a_matter_of_room() -> None:
     config = MilvusConfig("http://host:19530")
     for said in ("disk quota exceeded", "write failed: No space left on device", "memory quota exceeded"):
         assert isinstance(explain_fault(config, "write 'ai4rag_x'", OSError(said)), StorageError)
+
+
+def test_readers_of_a_dead_server_give_up_together() -> None:
+    opened: list[int] = []
+
+    class Dead:
+        def search(self, name: str, **settings: Any) -> None:
+            raise ConnectionError("Cannot invoke RPC on closed channel!")
+
+    def open_client(config: MilvusConfig) -> Any:
+        opened.append(1)
+        if len(opened) > 1:
+            raise ConnectionError("Retry timeout")
+        return Dead()
+
+    client = SteadyClient(MilvusConfig("http://host:19530", timeout_seconds=1), open_client)
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(client.search, "ai4rag_x") for _ in range(20)]
+    assert all(isinstance(found.exception(), ConnectionError) for found in asked)
+    assert len(opened) <= 2 * (1 / 0.2 + 2), "one of them tried for a second, not each"
 
 
 def test_an_error_around_itself_is_read_once() -> None:

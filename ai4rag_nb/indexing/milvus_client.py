@@ -83,7 +83,7 @@ class CallLimits:
             self.settled.discard(arguments[0])
         return limits
 
-# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #09aa98f8
+# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #46e0375e
 class SteadyClient(CallLimits):
     """Stand before the client of a server: calls end in time, reads are repeated once."""
 
@@ -94,7 +94,7 @@ class SteadyClient(CallLimits):
     ) -> None:
         super().__init__(config)
         self.lock = threading.RLock()  # held while the client or a collection is not to be used
-        self.reconnections = 0
+        self.reconnections, self.gave_up = 0, 0.0  # how often it was mended; when that failed last
         self._open, self._client = open_client, open_client(config)
 
     def __getattr__(self, name: str) -> Any:
@@ -104,13 +104,13 @@ class SteadyClient(CallLimits):
 
     def _call(self, name: str, *arguments: Any, **settings: Any) -> Any:
         settings = {**self.settings(name, arguments), **settings}
-        known = self.reconnections
+        begun = (self.reconnections, time.monotonic())
         try:
             if name == "query_iterator" and arguments[0] not in self.settled:
                 self._client.query(arguments[0], filter="", output_fields=["count(*)"], **_strong(settings))
             return getattr(self._client, name)(*arguments, **settings)
         except Exception as error:  # the boundary to pymilvus, whose errors have no common base
-            if name not in _READS or not _mend(self, read_fault(error), known):
+            if name not in _READS or not _mend(self, read_fault(error), *begun):
                 raise
         if name in _ROW_READS:
             _load(self, arguments[0])
@@ -120,7 +120,7 @@ class SteadyClient(CallLimits):
         """End the connection."""
         self._client.close()
 
-# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #318e83c0
+# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #3925e721
 def _strong(
     settings: dict[str, Any],  # settings of a call
 ) -> dict[str, Any]:  # those of a read that sees everything
@@ -132,18 +132,21 @@ def _mend(
     client: SteadyClient,  # a client with a failed read
     fault: Fault,  # what is known of it
     known: int,  # reconnections before the call
+    begun: float,  # when the call began
 ) -> bool:  # whether another try makes sense
-    """Connect again where the connection was lost; others who lost it too find it mended."""
+    """Connect again where the connection was lost; others who lost it too find it mended, or given up."""
     if not fault.lost:
         return fault.unloaded
     with client.lock:
         deadline = time.monotonic() + client.config.timeout_seconds
         while client.reconnections == known:
+            if client.gave_up > begun:
+                return False
             try:
                 fresh = client._open(client.config)
             except Exception as error:  # the boundary to pymilvus; the last failure ends it
                 if time.monotonic() > deadline or read_fault(error).refused:
-                    return False
+                    client.gave_up = time.monotonic()
                 time.sleep(0.2)
                 continue
             stale, client._client = client._client, fresh
