@@ -272,17 +272,22 @@ class MilvusProcess:
     def start(self) -> None:
         """Start it on its port and its data, and wait until it answers."""
         command, variables = self.command()
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.base,
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=end_with_parent(signal.SIGKILL),
-            )
-        wait_for(self.ready, self.process, self.log, seconds=180)
+        for attempt in range(3):
+            with self.log.open("a") as log:
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=self.base,
+                    env={**os.environ, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=end_with_parent(signal.SIGKILL),
+                )
+            try:
+                return wait_for(self.ready, self.process, self.log, seconds=180)
+            except RuntimeError:  # gRPC now and then aborts a server that is asked while it starts
+                if self.process.poll() != -signal.SIGABRT or attempt == 2:
+                    raise
 
     def stop(self, by: int = signal.SIGTERM) -> None:
         """Stop it: SIGTERM in good order, SIGKILL as a crash does."""
@@ -320,7 +325,7 @@ class MilvusLiteServer(MilvusProcess):
             "127.0.0.1",
             "--port",
             str(self.port),
-        ], {}
+        ], {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 
 class MilvusServer235(MilvusProcess):
