@@ -31,9 +31,9 @@ from .vector_store import BaseVectorStore
 __all__ = ['read_row', 'row_fields', 'key_filter', 'made_settings', 'prepare_index', 'MilvusClientStore', 'MilvusWriting',
            'MilvusReading', 'MilvusCalls']
 
-# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #21cd9aa4
+# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #d2905193
 _FIELDS = ["document_text", "metadata"]
-_QUESTIONS_A_CALL, _ROWS_A_CALL = 128, 1_000
+_QUESTIONS_A_CALL, _ROWS_A_CALL = 128, 500
 
 
 def read_row(
@@ -187,10 +187,10 @@ class MilvusWriting(MilvusClientStore):
             asked = {"output_fields": ["count(*)"], **self._options}
             return int(self._client.query(self.collection_name, filter="", **asked)[0]["count(*)"])
 
-# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #6d93208a
+# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #23306054
 def _blocks(
     keys: Sequence[str],  # any number of keys
-) -> Iterator[list[str]]:  # at most 1,000 at a time
+) -> Iterator[list[str]]:  # at most 500 at a time
     """Cut keys into calls."""
     for start in range(0, len(keys), _ROWS_A_CALL):
         yield list(keys[start : start + _ROWS_A_CALL])
@@ -236,14 +236,14 @@ class MilvusReading(MilvusWriting):
     ) -> FoundRows:
         return self._keyword_hits([dict(query) for query in queries], depth, document_keys)
 
-# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #e8d576e8
+# %% ../../nbs/01_indexing/14b_milvus_calls.ipynb #c3a88e65
 def _pages(
     store: MilvusClientStore,  # an open store, within its calls
     name: str,  # a collection that exists
     expression: str,  # a filter; empty for all
     fields: Sequence[str],  # what is wanted of each row
 ) -> Iterator[dict[str, Any]]:  # all rows
-    """Read all rows of a collection, a thousand in a call."""
+    """Read all rows of a collection, five hundred in a call."""
     asked = {"batch_size": _ROWS_A_CALL, "output_fields": ["id", *fields], **store._options}
     pages = store._client.query_iterator(name, filter=expression, **asked)
     try:
