@@ -14,6 +14,7 @@ import json
 import re
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,6 +91,10 @@ class StubSettings:
     api_key: str | None = None  # the only key that is accepted; None accepts all
     embedding_models: tuple[str, ...] = ("stub-embedding",)
     chat_models: tuple[str, ...] = ("stub-chat",)
+    rerank_models: tuple[str, ...] = ("stub-rerank",)
+    planned: Callable[[dict[str, Any]], str | dict[str, Any] | None] | None = (
+        None  # body of a chat -> its text or whole message; None where the usual answer is given
+    )
     max_batch: int | None = None  # more texts in one request are refused with 400
     window: int | None = None  # tokens of one text; more is refused with 400, or cut
     window_named: bool = True  # whether the refusal names the limit
@@ -110,7 +115,7 @@ class StubSettings:
     fail_texts: tuple[str, ...] = ()  # chats and texts containing one of these are answered with 400
     empty: str | None = None  # "none" or "blank": chats without content; with finish reason "length"
     shuffle: bool = False  # give vectors in another order, with their right indices
-    broken: str | None = None  # "nan", "zero", "missing", "no_index", "dimension", "json", "list"
+    broken: str | None = None  # "nan", "zero", "missing", "no_index", "dimension", "json", "list", "index"
     echo_key: bool = True  # repeat a refused key in the message, as services do
 
 
@@ -128,6 +133,7 @@ class StubCounts:
     refused: int = 0  # answers with a status that is not 200
     largest_batch: int = 0  # in answered requests
     most_at_once: int = 0  # requests in work at the same time
+    reranks: int = 0  # answered ones
     hung: int = 0  # requests left without an answer
     waited_out: int = 0  # slow answers that a caller waited for to their end
 
@@ -360,6 +366,8 @@ class OpenAIStub:
             return self._embeddings(body)
         if path == "/v1/chat/completions" and isinstance(body, dict):
             return self._chat(body)
+        if path == "/v1/rerank" and isinstance(body, dict):
+            return self._rerank(body)
         return _refuse(404, f"There is nothing at {path}")
 
     def _models(self) -> tuple[str, ...]:
@@ -454,9 +462,14 @@ class OpenAIStub:
             self._chats.add(key)
             self.counts.chats += 1
             self.counts.distinct_chats = len(self._chats)
+        planned = settings.planned(body) if settings.planned else None
         text = {None: answer(prompt), "none": None, "blank": " "}[settings.empty]
+        text = planned if isinstance(planned, str) else text
         reason = "length" if settings.empty else "stop"
-        choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
+        message = {"role": "assistant", "content": text}
+        if isinstance(planned, dict):
+            message, reason = {**message, "content": None, **planned}, "tool_calls"
+        choice = {"index": 0, "finish_reason": reason, "message": message}
         answered: dict[str, Any] = {
             "id": "stub",
             "object": "chat.completion",
@@ -466,6 +479,33 @@ class OpenAIStub:
         if settings.report_usage:
             read = sum(count_tokens(str(message["content"])) for message in body["messages"])
             answered["usage"] = {"prompt_tokens": read, "completion_tokens": len(str(text).split())}
+        return Reply(200, answered)
+
+    def _rerank(self, body: dict[str, Any]) -> Reply:
+        """Score documents by the likeness of their vectors to the query's, as Cohere and Jina answer."""
+        settings = self.settings
+        if body.get("model") not in settings.rerank_models:
+            return _refuse(404, f"The model `{body.get('model')}` does not exist", "model_not_found")
+        query, texts = str(body.get("query")), list(body.get("documents") or [])
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            return _refuse(400, "documents must be a non-empty list of non-empty strings")
+        if any(bad in text for bad in settings.fail_texts for text in (query, *texts)):
+            return _refuse(400, "this text is not welcome")
+        self.count(reranks=1)
+        asked = embed(query, settings.dimension)
+        scores = [round(float(asked @ embed(text, settings.dimension)), 6) for text in texts]
+        order = sorted(range(len(texts)), key=lambda place: -scores[place])[: int(body["top_n"])]
+        rows: list[dict[str, Any]] = [
+            {"index": place, "relevance_score": scores[place]}
+            for place in order[settings.broken == "missing" :]
+        ]
+        if settings.broken == "nan":
+            rows[0]["relevance_score"] = float("nan")
+        if settings.broken == "index":
+            rows[0]["index"] = len(texts)
+        answered: dict[str, Any] = {"id": "stub", "model": body["model"], "results": rows}
+        if settings.report_usage:
+            answered["usage"] = {"total_tokens": sum(map(count_tokens, [query, *texts]))}
         return Reply(200, answered)
 
 

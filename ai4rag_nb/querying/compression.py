@@ -72,7 +72,7 @@ def extracted(
     metadata |= {"extracts": [tuple(span) for span in spans], "original_text": passage.text}
     return replace(passage, text=text, metadata=metadata)
 
-# %% ../../nbs/02_querying/13_compression.ipynb #bb4d3d11
+# %% ../../nbs/02_querying/13_compression.ipynb #fa53d41d
 @register_stage("compression", "extractive")
 @dataclass(frozen=True)
 class ExtractiveCompression(BaseHitStage):
@@ -127,7 +127,7 @@ def sentence_texts(
     """Write out the sentences that can be near to a question."""
     return [text[s.start : s.end] for s in sentences if s.kind not in ("heading", "header")]
 
-# %% ../../nbs/02_querying/13_compression.ipynb #2feb39d2
+# %% ../../nbs/02_querying/13_compression.ipynb #ce4f55d5
 def _shortened(
     passages: list[RetrievedChunk],  # the passages of one question
     divided: dict[str, list[Sentence]],  # text -> its sentences
@@ -145,6 +145,8 @@ def _shortened(
                 size = float(np.linalg.norm(vector) * np.linalg.norm(asked)) or 1.0
                 likeness.append(float(vector @ asked) / size)
                 lengths.append(sentence.end - sentence.start)
+    if not places:
+        return Outcome(hits=passages, fired=False)
     before = sum(len(passage.text) for passage in passages)
     kept = [places[number] for number in chosen_sentences(likeness, lengths, share * before)]
     shorter = []

@@ -24,7 +24,7 @@ from .stages import BaseHitStage, Outcome, StageModels, StageSetting, register_s
 # %% auto #0
 __all__ = ['PairScorer', 'read_cross_encoder', 'folder_digest', 'CrossEncoderReranker', 'score_pairs']
 
-# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #fbdb9f95
+# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #4297683d
 _BATCH = 32  # pairs
 _KIND = "pair_scores"  # kind of the entries in the cache
 
@@ -37,6 +37,7 @@ class PairScorer:
     max_length: int = 512  # tokens of question and chunk together that are read
     model: Any = field(default=None, repr=False)  # the model, read with the first pair
     lock: Any = field(default_factory=threading.Lock, repr=False)  # one batch at a time
+    weights: str = field(default="", repr=False)  # the digest of a folder, once it was read
 
     def score(
         self,
@@ -52,10 +53,11 @@ class PairScorer:
     def fingerprint(self) -> dict[str, Any]:
         """Name the weights."""
         folder = Path(self.model_id).expanduser()
-        weights = folder_digest(folder) if folder.is_dir() else self.model_id
-        return {"cross_encoder": weights, "max_length": self.max_length}
+        if not self.weights:
+            self.weights = folder_digest(folder) if folder.is_dir() else self.model_id
+        return {"cross_encoder": self.weights, "max_length": self.max_length}
 
-# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #3f08b838
+# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #763dab5d
 def read_cross_encoder(
     model_id: str,  # a folder, or the name of a published model
     max_length: int,  # tokens that are read of a pair
@@ -173,7 +175,7 @@ def score_pairs(
         setting.advance("Scoring pairs", start + len(batch), len(missing))
     return {pair: reranker.kept[key] for pair, key in keys.items()}
 
-# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #05413761
+# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #46eb30f1
 def _reranked(
     reranker: CrossEncoderReranker,  # the stage
     scores: dict[tuple[str, str], float],  # pair -> score

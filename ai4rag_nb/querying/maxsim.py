@@ -20,17 +20,20 @@ from .stages import BaseHitStage, Outcome, StageModels, StageSetting, register_s
 # %% auto #0
 __all__ = ['late_interaction', 'token_model', 'TokenVectors', 'MaxSimReranker']
 
-# %% ../../nbs/02_querying/10_maxsim.ipynb #431d43fc
+# %% ../../nbs/02_querying/10_maxsim.ipynb #e7b254ba
 def late_interaction(
     question: np.ndarray,  # unit vectors of the question's tokens, shape (m, dimension)
     texts: Sequence[np.ndarray],  # unit vectors of each text's tokens, shape (n, dimension) each
 ) -> np.ndarray:  # one score for each text, from -1 to 1
     """Score texts by the best match of each of the question's tokens."""
-    if not texts:
-        return np.zeros(0, dtype=np.float32)
-    likeness = np.asarray(question, dtype=np.float32) @ np.concatenate(list(texts)).astype(np.float32).T
-    starts = np.cumsum([0, *(len(text) for text in texts[:-1])])
-    return np.maximum.reduceat(likeness, starts, axis=1).mean(axis=0)
+    scores = np.full(len(texts), -1.0, dtype=np.float32)
+    full = [place for place, text in enumerate(texts) if len(text)]
+    if full and len(question):
+        table = np.concatenate([texts[place] for place in full]).astype(np.float32)
+        likeness = np.asarray(question, dtype=np.float32) @ table.T
+        starts = np.cumsum([0, *(len(texts[place]) for place in full[:-1])])
+        scores[full] = np.maximum.reduceat(likeness, starts, axis=1).mean(axis=0)
+    return scores
 
 # %% ../../nbs/02_querying/10_maxsim.ipynb #a2ad840d
 _KIND = "token_vectors"  # kind of the entries in the cache
@@ -49,7 +52,7 @@ def token_model(
         )
     return inner
 
-# %% ../../nbs/02_querying/10_maxsim.ipynb #e89a9155
+# %% ../../nbs/02_querying/10_maxsim.ipynb #adaa8d43
 @dataclass
 class TokenVectors:
     """Give the token vectors of texts, reading each text once."""
@@ -87,9 +90,14 @@ class TokenVectors:
         texts: Sequence[str],  # texts that were read
         role: str,  # "document" or "query"
     ) -> list[np.ndarray]:  # for each its unit vectors, shape (tokens, dimension)
-        """Give the vectors of texts."""
+        """Give the vectors of texts; those that are kept no longer are read once more."""
         keys = [self.key(text, role) for text in texts]
         known = self._known(list(dict.fromkeys(keys)))
+        gone = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        names = list(gone)
+        for places, matrices in self.model.token_batches(list(gone.values()), role) if gone else ():
+            rows = zip(places, matrices, strict=True)
+            known |= {names[place]: matrix.astype("<f2").tobytes() for place, matrix in rows}
         return [np.frombuffer(known[key], "<f2").reshape(-1, self.model.dimension) for key in keys]
 
     def _known(self, keys: list[str]) -> dict[str, bytes]:
@@ -105,7 +113,7 @@ class TokenVectors:
             return
         self.kept.update(rows)
         for key in list(self.kept)[: max(0, len(self.kept) - _KEPT)]:
-            del self.kept[key]
+            self.kept.pop(key, None)
 
 # %% ../../nbs/02_querying/10_maxsim.ipynb #0db53b6e
 @register_stage("reranker", "maxsim")

@@ -25,7 +25,7 @@ from .verification import CheckedSentence
 # %% auto #0
 __all__ = ['Told', 'make_answer', 'citation_records', 'BaseRAGTemplate']
 
-# %% ../../nbs/02_querying/07c_rag_template.ipynb #d50af7a3
+# %% ../../nbs/02_querying/07c_rag_template.ipynb #3900d1b7
 @dataclass(frozen=True)
 class Told:
     """Hold an answer and what was done to get it."""
@@ -34,6 +34,7 @@ class Told:
     stages: tuple[StageRecord, ...] = ()  # what happened beside the generation
     sentences: tuple[CheckedSentence, ...] = ()  # what supports each sentence, where it was checked
     passages: tuple[RetrievedChunk, ...] | None = None  # what was found on the way; None: what was given
+    in_stages: bool = False  # whether the stages hold the calls and tokens of the generation as well
 
 # %% ../../nbs/02_querying/07c_rag_template.ipynb #e869fb5c
 def make_answer(
@@ -73,13 +74,13 @@ def _reason(
     text = str(error) or type(error).__name__
     return text if hasattr(error, "remedy") else f"{type(error).__name__}: {text}"
 
-# %% ../../nbs/02_querying/07c_rag_template.ipynb #877921cc
+# %% ../../nbs/02_querying/07c_rag_template.ipynb #71194dfc
 def _answer_records(
     told: Told | None,  # what was said
 ) -> list[StageRecord]:  # the generation and what came after it
     """Describe the stages that made an answer."""
-    if told is None:
-        return []
+    if told is None or told.in_stages:
+        return list(told.stages) if told else []
     made = told.generation
     tokens = (made.prompt_tokens or 0) + (made.completion_tokens or 0)
     note = "from memory" if made.cached else ""
@@ -151,7 +152,7 @@ class BaseRAGTemplate(ABC):
         """Answer the last message of a conversation; only it is looked up and enriched."""
         return _answered(self, last_question(messages), list(messages[:-1]))
 
-# %% ../../nbs/02_querying/07c_rag_template.ipynb #64970c51
+# %% ../../nbs/02_querying/07c_rag_template.ipynb #3f443ca1
 def _answered(
     rag: BaseRAGTemplate,  # the pipeline
     question: str,  # what is asked
