@@ -137,7 +137,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Give each server in turn, running again behind a test that stopped it."""
     given = request.getfixturevalue(request.param)
     yield given
-    if given.can_stop and given.process is None:
+    if given.can_stop and (given.process is None or given.process.poll() is not None):
         given.start()
 
 
