@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
 
 # %% auto #0
-__all__ = ['indexing_fingerprint', 'CollectionRecord', 'read_record', 'CollectionRecords', 'CollectionRegistry',
-           'OpenedCollection', 'open_collection', 'open_place', 'find_orphans', 'clean_collections']
+__all__ = ['PART_ENDINGS', 'indexing_fingerprint', 'CollectionRecord', 'read_record', 'CollectionRecords', 'CollectionRegistry',
+           'OpenedCollection', 'open_collection', 'open_place', 'part_base', 'find_orphans', 'clean_collections']
 
 # %% ../../nbs/01_indexing/17_collections.ipynb #cadc85e9
 _LAYOUT = 2  # raised when collections of older releases can no longer be read
@@ -49,7 +49,7 @@ def indexing_fingerprint(
     """Name an index by everything that it depends on."""
     return content_key("collection", _LAYOUT, documents, chunking, embedding, metric, keyword)
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #e69226f7
+# %% ../../nbs/01_indexing/17_collections.ipynb #9ec9bbff
 _KIND = "collections"  # kind of the records
 _NAMES = "collection_names"  # kind of the index that each name ever given stands for
 
@@ -59,7 +59,7 @@ def _binding(
     cache: Cache,  # the workspace's cache
 ) -> dict[str, str]:  # the place, the same from every current folder
     """Describe a place for a key: beside the cache by its name, so that a workspace can be moved."""
-    binding = config.binding()
+    binding, config = config.binding(), getattr(config, "inner", config)
     if isinstance(config, MilvusLiteConfig):
         path, home = Path(config.db_path).expanduser().resolve(), Path(cache.path).resolve().parent
         beside = cache.path != ":memory:" and path.is_relative_to(home)
@@ -274,14 +274,26 @@ def _leave(
             store.drop()
             registry.forget(record)
 
-# %% ../../nbs/01_indexing/17_collections.ipynb #645d1c42
+# %% ../../nbs/01_indexing/17_collections.ipynb #169e3b4d
+PART_ENDINGS = ("text", "table", "code", "image")  # of collections that are parts of a whole
+
+
+def part_base(
+    name: str,  # a collection
+) -> str:  # the name of the whole that it may be a part of, else its own
+    """Name the whole that a collection is a part of, by its name alone."""
+    base, _, ending = name.rpartition("_")
+    return base if ending in PART_ENDINGS and base else name
+
+
 def find_orphans(
     registry: CollectionRegistry,  # what the workspace knows
     config: BaseVectorStoreConfig,  # the store
 ) -> dict[str, int]:  # name -> number of chunks
     """List the collections that no complete record knows."""
     complete = {record.collection_name for record in registry.records() if record.state == "complete"}
-    return {name: count for name, count in _stored(config).items() if name not in complete}
+    stored = _stored(config)
+    return {name: count for name, count in stored.items() if not complete & {name, part_base(name)}}
 
 
 def clean_collections(
@@ -293,7 +305,7 @@ def clean_collections(
     stored = _stored(config)
     wanted = stored if everything else find_orphans(registry, config)
     dropped = set(_drop(config, list(wanted)))
-    left = set(stored) - dropped
+    left = {known for name in set(stored) - dropped for known in (name, part_base(name))}
     for record in registry.records():
         if record.store_binding == _binding(config, registry.cache) and record.collection_name not in left:
             registry.forget(record)

@@ -48,7 +48,7 @@ class StoreProperties:
     index: str  # what answers above them: "HNSW"
     largest_dimension: int  # numbers in a vector at most
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #ad5c0f8f
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #975343bc
 @dataclass(frozen=True)
 class LoadReport:
     """Hold what a collection was found to hold beside what it should."""
@@ -209,13 +209,15 @@ class SearchBackend(ReadBackend):
         notes: Mapping[str, str],  # name -> text; replaces the notes of these names and leaves the others
     ) -> None: ...
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #34bcf3c5
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #77e5773a
 _CLASSES: dict[str, type[Any]] = {}  # provider -> class, filled by register_store
 _MODULES: dict[str, tuple[str, str, tuple[str, ...]]] = {  # provider -> module, extra, packages of the extra
     "milvus_lite": ("ai4rag_nb.indexing.milvus_lite", "", ("pymilvus", "milvus_lite")),
     "milvus": ("ai4rag_nb.indexing.milvus_server", "", ("pymilvus",)),
+    "by_type": ("ai4rag_nb.indexing.multi_index", "", ()),
     "pgvector": ("ai4rag_nb.indexing.pgvector_store", "pgvector", ("psycopg", "psycopg_pool", "pgvector")),
 }
+_INNER = {"by_type"}  # made of other stores; nobody chooses it by name
 _Store = TypeVar("_Store", bound=type)
 
 
@@ -230,7 +232,7 @@ def register_store(
 
     return register
 
-# %% ../../nbs/01_indexing/13d_store_backend.ipynb #11991c60
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #f9e22db3
 def _import_store(
     provider: str,  # a provider that has a module
 ) -> None:
@@ -254,7 +256,7 @@ def store_class(
     if provider not in _CLASSES and provider in _MODULES:
         _import_store(provider)
     if provider not in _CLASSES:
-        known = ", ".join(f"'{name}'" for name in sorted({*_MODULES, *_CLASSES}))
+        known = ", ".join(f"'{name}'" for name in sorted({*_MODULES, *_CLASSES} - _INNER))
         raise NotAvailableError(
             f"{config!r} is no configuration of a vector store that is there.", remedy=f"There are {known}."
         )

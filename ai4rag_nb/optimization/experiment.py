@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['open_pipeline', 'make_pattern', 'refuse_preselection', 'ReadableExperiment', 'RunnableExperiment', 'Experiment']
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #42994d96
+# %% ../../nbs/04_optimization/21_experiment.ipynb #829b6f4d
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,15 @@ from .indexing_phase import open_index
 from .open_run import read_results
 from .optimizer import OptimizerSettings
 from .pattern import OpenPipeline, Pattern
+from .pipeline import make_pipeline
 from .prepared import ExperimentOptions, PreparedExperiment, prepare_experiment
 from .rag_space import AI4RAGSearchSpace
 from .results import ExperimentResults, best_result
 from .run_handle import RunHandle, RunTally
+from .routers import kept_router
 from .run_store import EvaluationResult, is_run_folder
-from .trial import make_pipeline
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #715159a6
+# %% ../../nbs/04_optimization/21_experiment.ipynb #3f17e6ee
 def open_pipeline(
     prepared: PreparedExperiment,  # the experiment
     result: EvaluationResult,  # one of its results
@@ -41,7 +42,9 @@ def open_pipeline(
     work = new_runner(prepared, EventBus(), StopFlag()).work
     opened = open_index(work, configuration, configuration["embedding_model"])
     notes = [opened.note] if opened.note else []
-    return OpenPipeline(make_pipeline(configuration, opened.store), opened.store.close, notes)
+    router = kept_router(work.cache, opened.record.collection_name, configuration["embedding_model"])
+    pipeline = make_pipeline(configuration, opened.store, classifier=router)
+    return OpenPipeline(pipeline, opened.store.close, notes)
 
 
 def make_pattern(

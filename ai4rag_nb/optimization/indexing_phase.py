@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IndexingPhase', 'chunker_for', 'cut_documents', 'load_chunks', 'keep_chunks', 'kept_chunks', 'Cutting', 'open_index']
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #46fc6375
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #84f543d9
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ from ai4rag_nb.indexing.collections import (
     open_collection,
 )
 from ..indexing.embedding import BaseEmbeddingModel
+from ..indexing.multi_index import ByTypeConfig
 from ..indexing.vector_store import BaseVectorStore, BaseVectorStoreConfig
 
 # %% ../../nbs/04_optimization/13_indexing_phase.ipynb #86671ef4
@@ -162,7 +163,7 @@ class Cutting:
             keep_chunks(self.work.cache, self.made)
         return self.made
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #0611d922
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #aa4fa914
 def open_index(
     work: IndexingPhase,  # what indexes are made from
     configuration: Mapping[str, Any],  # a canonical configuration
@@ -172,13 +173,16 @@ def open_index(
     """Find the collection of a configuration, or build it."""
     cutting = Cutting(work, chunker_for(configuration, model))
     searches = getattr(work.config, "distance_metric", "cosine"), getattr(work.config, "keyword", "native")
+    by_type = configuration.get("index_structure", "single") == "by_type"
     if fingerprint is None:
-        fingerprint = indexing_fingerprint(cutting.digest(), None, model.fingerprint(), *searches)
+        parts = {"index_structure": "by_type"} if by_type else None
+        fingerprint = indexing_fingerprint(cutting.digest(), parts, model.fingerprint(), *searches)
+    config = ByTypeConfig(work.config) if by_type else work.config
 
     def load(store: BaseVectorStore) -> int:
         return load_chunks(work, store, cutting.chunks())
 
-    opened = open_collection(CollectionRegistry(work.cache), model, work.config, fingerprint, load)
+    opened = open_collection(CollectionRegistry(work.cache), model, config, fingerprint, load)
     how = "found" if opened.reused else "built"
     message = f"Collection {opened.record.collection_name} {how}: {opened.record.chunks} chunks."
     if opened.note:

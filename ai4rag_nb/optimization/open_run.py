@@ -6,7 +6,7 @@
 __all__ = ['require_run', 'run_notes', 'read_results', 'stored_config', 'measured_choices', 'stored_models', 'open_stored_index',
            'open_stored_pipeline', 'open_run', 'find_pattern']
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #a5c56e1f
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #88d9b209
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -25,11 +25,12 @@ from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
 from .indexing_phase import IndexingPhase, open_index
 from .lost_trials import cannot_win, lost_to_service
 from .pattern import OpenPipeline, Pattern
+from .pipeline import make_pipeline
 from .reading_notes import reading_notes
 from .results import ExperimentResults
+from .routers import kept_router
 from .run_store import EvaluationResult, RunStore, get_trials, is_run_folder
 from .space_models import make_embedding_model, make_foundation_model
-from .trial import make_pipeline
 from .workspace import Workspace
 from ..querying.models import DEFAULT_GENERATION
 
@@ -130,7 +131,7 @@ def stored_models(
     writer = make_foundation_model(writing, cache, reader, settings, **measured_choices(writing, result))
     return {"embedding_model": embedder, "foundation_model": writer}
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #2e381f4b
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #fc31ef03
 def open_stored_index(
     work: IndexingPhase,  # what indexes are made from; without documents
     result: EvaluationResult,  # one of the run's results
@@ -165,7 +166,9 @@ def open_stored_pipeline(
         work = IndexingPhase((), documents_key, config, workspace.cache, EventBus(), StopFlag())
         index = open_stored_index(work, result, models["embedding_model"])
         opened.callback(index.store.close)
-        pipeline = make_pipeline({**result.configuration, **models}, index.store)
+        configuration = {**result.configuration, **models}
+        router = kept_router(workspace.cache, index.store.collection_name, models["embedding_model"])
+        pipeline = make_pipeline(configuration, index.store, classifier=router)
         return OpenPipeline(pipeline, opened.pop_all().close, [index.note] if index.note else [])
 
 # %% ../../nbs/04_optimization/20a_open_run.ipynb #76e85ac5

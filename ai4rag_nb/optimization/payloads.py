@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['indexing_parameters', 'rag_parameters', 'pattern_payload', 'question_results', 'write_json', 'LocalEventHandler']
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #5d2e0b9b
+# %% ../../nbs/04_optimization/08_payloads.ipynb #c993941f
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,16 @@ from ..evaluation.evaluation_data import EvaluationData
 from ..foundations.errors import StorageError
 from ..foundations.events import BaseEventHandler
 from ..indexing.embedding import BaseEmbeddingModel
+from .stage_progress import stored_trace
+from .stage_settings import OPTIONAL_SETTINGS
 from ..querying.generation import BaseFoundationModel
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #67cf0e11
-_CHUNKING = ("chunking_method", "chunk_size", "chunk_overlap")
+# %% ../../nbs/04_optimization/08_payloads.ipynb #e275c731
+_CHUNKING = ("chunking_method", "chunk_size", "chunk_overlap", "index_structure")
 _RETRIEVAL = (
     *("retrieval_method", "window_size", "number_of_chunks"),
     *("search_mode", "ranker_strategy", "ranker_k", "ranker_alpha"),
+    *(setting.name for setting in OPTIONAL_SETTINGS if setting.name not in _CHUNKING),
 )
 
 
@@ -95,7 +98,7 @@ def pattern_payload(
         "settings": dict(settings),
     }
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #2f436312
+# %% ../../nbs/04_optimization/08_payloads.ipynb #aeb0a0c6
 def question_results(
     evaluation_data: Sequence[EvaluationData],  # one entry a question
     responses: Sequence[Mapping[str, Any]],  # the pipeline's answers, in the same order
@@ -121,6 +124,8 @@ def question_results(
                 "hits": _hit_entries(response["reference_documents"], marks),
                 "timings": dict(response.get("timings") or {}),
                 "tokens": dict(response.get("tokens") or {}),
+                "trace": stored_trace(response.get("trace") or ()),
+                "citations": list(response.get("citations") or ()),
                 "refused": bool(response.get("refused")),
                 "error": response.get("error"),
                 "failure": response.get("failure"),
