@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,17 @@ def connect(server: Server, **changes: Any) -> Any:
         "dbname": place.database,
     }
     return psycopg.connect(**{**parameters, **changes}, autocommit=True)
+
+
+@pytest.fixture(autouse=True)
+def no_pool_is_left() -> Iterator[None]:
+    """After each test all pools of this process are closed and their threads have ended."""
+    yield
+    assert wait_until(lambda: not pool_threads()), "a store was not closed"
+
+
+def pool_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ai4rag_nb-")]
 
 
 @pytest.fixture()
@@ -420,8 +431,9 @@ class TestOpening:
             with pytest.raises(IndexingError, match="has no right to"):
                 store.drop()
             assert store.count() == 20
-        with pytest.raises(IndexingError, match="has no right to"):
-            get_vector_store(HashModel(), reader, "ai4rag_new").add_documents(random_chunks(3))
+        with get_vector_store(HashModel(), reader, "ai4rag_new") as store:
+            with pytest.raises(IndexingError, match="has no right to"):
+                store.add_documents(random_chunks(3))
 
     def test_a_database_in_another_encoding(self, guest: PGVectorConfig, postgres: Server) -> None:
         name = f"{guest.user}_latin"
@@ -743,8 +755,9 @@ class TestManyProcesses:
 
     def test_processes_load_one_collection(self, config: PGVectorConfig, opener: Opener) -> None:
         context = multiprocessing.get_context("spawn")
-        with context.Pool(3) as pool:
-            assert pool.starmap(load_part, [(config, part) for part in range(3)]) == [350] * 3
+        with ProcessPoolExecutor(3, mp_context=context) as pool:
+            loads = [pool.submit(load_part, config, part) for part in range(3)]
+            assert [load.result(timeout=180) for load in loads] == [350] * 3
         store = opener(HashModel(4), "ai4rag_processes")
         expected = [row for part in range(3) for row in random_chunks(300, seed=part, document=f"{part}.md")]
         assert store.verify([*expected, *random_chunks(50, seed=99, document="shared.md")]).whole
@@ -913,8 +926,7 @@ class TestExperiment:
             assert table_of(again.results) == table_of(first.results)
             assert PGVectorStore.list_collections(config) == stored
             assert paid(stub) == once, "nothing is paid twice"
-            left = [thread for thread in threading.enumerate() if thread.name.startswith("ai4rag_nb-")]
-            assert left == [], "no pool is open behind a search"
+            assert pool_threads() == [], "no pool is open behind a search"
             first.close()
             again.close()
         assert not files_holding(tmp_path, str(config.password))
