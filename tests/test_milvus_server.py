@@ -341,6 +341,7 @@ class TestSecrets:
         config = MilvusConfig(milvus_lite_server.uri, token="root:very-secret")
         with get_vector_store(HashModel(), config) as store:
             assert "very-secret" not in repr(store) + repr(store.properties()) + str(store.config.binding())
+            assert "very-secret" not in repr(milvus_session._SERVERS)
             with pytest.raises(IndexingError) as caught:
                 store.search("word1")
             assert "very-secret" not in "".join(traceback.format_exception(caught.value))
