@@ -118,7 +118,7 @@ class BaseHitStage(BaseStage, ABC):
     ) -> list[Outcome]:  # for each question its hits, best first
         """Work on the hits of many questions."""
 
-# %% ../../nbs/02_querying/06c_stages.ipynb #0764f3f0
+# %% ../../nbs/02_querying/06c_stages.ipynb #0dfbbf5b
 @dataclass(frozen=True)
 class StageModels:
     """Hold the models that a configuration offers to its stages."""
@@ -146,6 +146,8 @@ _BUILT_IN: dict[tuple[str, str], str] = {
     ("reranker", "maxsim"): "ai4rag_nb.querying.maxsim",
     ("reranker", "cross_encoder"): "ai4rag_nb.querying.cross_encoder",
     ("reranker", "mmr"): "ai4rag_nb.querying.diversity",
+    ("reranker", "listwise"): "ai4rag_nb.querying.listwise",
+    ("reranker", "endpoint"): "ai4rag_nb.querying.rerank_endpoint",
     ("filter", "threshold"): "ai4rag_nb.querying.diversity",
 }
 _REGISTERED: dict[tuple[str, str], type[Any]] = {}
