@@ -579,8 +579,8 @@ def test_a_dead_service(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--vector-store", "pgvector"], ["pgvector", "not available yet", "milvus_lite"]),
-        (["--vector-store", "milvus"], ["milvus", "not available yet"]),
+        (["--vector-store", "pgvector"], ["PGVECTOR_HOST", "is not set"]),
+        (["--vector-store", "milvus"], ["MILVUS_URI", "is not set"]),
         (["--vector-store", "chroma"], ["chroma", "milvus_lite"]),
         (["--optimizer", "bayes"], ["bayes", "not there yet", "gam"]),
         (["--optimizer", "optuna"], ["optuna", "not there yet"]),

@@ -182,7 +182,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (("--embedding-model", "nonsense"), "names no model"),
         (("--foundation-model", "local:extractiv"), "Did you mean 'local:extractive'?"),
         (("--foundation-model", "local:gguf:no/such/file.gguf"), "no/such/file.gguf"),
-        (("--vector-store", "pgvector"), "not available yet"),
+        (("--vector-store", "pgvector"), "PGVECTOR_HOST is not set"),
         (("--max-evals", "0"), "max_evals"),
         (("--benchmark", "no/such/file.json"), "no/such/file.json"),
         (("--space", "no/such/file.yaml"), "no/such/file.yaml"),

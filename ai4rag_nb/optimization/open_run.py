@@ -6,7 +6,7 @@
 __all__ = ['require_run', 'run_notes', 'read_results', 'stored_config', 'measured_choices', 'stored_models', 'open_stored_index',
            'open_stored_pipeline', 'open_run', 'find_pattern']
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #88d9b209
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #4b3093cf
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -19,6 +19,7 @@ from ..foundations.errors import InputError, RunFolderError, suggestion
 from ..foundations.events import EventBus, StopFlag
 from ..foundations.paths import check_path
 from ..foundations.settings import load_settings
+from ..indexing.store_choice import remembered_config
 from ..indexing.collections import CollectionRegistry, OpenedCollection
 from ..indexing.embedding import BaseEmbeddingModel
 from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
@@ -82,17 +83,14 @@ def read_results(
     finally:
         store.close()
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #bb46c356
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #0b71eb90
 def stored_config(
     binding: dict[str, Any],  # what a run remembers of its vector store
     home: Path,  # the workspace
 ) -> BaseVectorStoreConfig:  # the configuration
     """Make the configuration of a vector store from what a run remembers."""
     if binding.get("provider_type") != "milvus_lite":
-        raise InputError(
-            f"The run keeps its vectors in '{binding.get('provider_type')}'.",
-            remedy="Open it with its experiment.",
-        )
+        return remembered_config(binding)
     return MilvusLiteConfig(str(home / binding["uri"]), binding.get("distance_metric", "cosine"))
 
 # %% ../../nbs/04_optimization/20a_open_run.ipynb #3e3ab85a
