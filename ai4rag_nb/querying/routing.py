@@ -21,7 +21,7 @@ from ..indexing.content_kinds import TYPES, ContentType, check_type
 __all__ = ['BaseRouter', 'AllRouter', 'RuleRouter', 'rule_holds', 'RouterReport', 'ClassifierRouter', 'probabilities',
            'train_router']
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #f2040a53
+# %% ../../nbs/02_querying/06e_routing.ipynb #543fd6ec
 class BaseRouter(ABC):
     """Say how much each kind of content counts for questions."""
 
@@ -54,7 +54,7 @@ class AllRouter(BaseRouter):
         """Give the name."""
         return {"router": "all"}
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #65be5ed6
+# %% ../../nbs/02_querying/06e_routing.ipynb #6db7d201
 _RULES = {
     ContentType.TABLE: re.compile(
         r"\b(tables?|rows?|columns?|list of|how (many|much)|which year|what year|highest|lowest|largest|"
@@ -100,7 +100,7 @@ def rule_holds(
     plain = text if content_type is ContentType.CODE else text.lower()
     return bool(_RULES[content_type].search(plain) or _RULES[content_type].search(text.lower()))
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #86897888
+# %% ../../nbs/02_querying/06e_routing.ipynb #5f0f3e1d
 @dataclass(frozen=True)
 class RouterReport:
     """Say how well a classifier tells kinds of content apart."""
@@ -150,10 +150,13 @@ class ClassifierRouter(BaseRouter):
         """Give the learned numbers."""
         rounded = [[round(float(number), 6) for number in row] for row in self.weights]
         model = self.embedding_model.fingerprint() if hasattr(self.embedding_model, "fingerprint") else {}
+        apart = {text: [round(share, 6) for share in row] for text, row in self.held_out.items()}
         return {
             "router": "classifier",
             "labels": list(self.labels),
             "weights": content_key(rounded),
+            "held_out": content_key(apart),
+            "least": self.least,
             "model": model,
         }
 
@@ -190,7 +193,7 @@ def _fitted(
         weights[list(kinds).index(kind)] = [*row, intercept]
     return weights
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #89aeff28
+# %% ../../nbs/02_querying/06e_routing.ipynb #69c3badb
 def train_router(
     questions: Sequence[str],  # questions whose kind is known
     labels: Sequence[str],  # for each the kind of content that holds its answer
