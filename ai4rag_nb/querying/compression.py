@@ -72,7 +72,7 @@ def extracted(
     metadata |= {"extracts": [tuple(span) for span in spans], "original_text": passage.text}
     return replace(passage, text=text, metadata=metadata)
 
-# %% ../../nbs/02_querying/13_compression.ipynb #fa53d41d
+# %% ../../nbs/02_querying/13_compression.ipynb #67f98a0c
 @register_stage("compression", "extractive")
 @dataclass(frozen=True)
 class ExtractiveCompression(BaseHitStage):
@@ -119,7 +119,7 @@ class ExtractiveCompression(BaseHitStage):
         rows = zip(asked, hits, strict=True)
         return [_shortened(found, divided, vectors, vector, self.compression_share) for vector, found in rows]
 
-
+# %% ../../nbs/02_querying/13_compression.ipynb #a480641e
 def sentence_texts(
     text: str,  # a passage
     sentences: Sequence[Sentence],  # its sentences

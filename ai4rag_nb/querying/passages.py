@@ -113,7 +113,7 @@ def _joined(
     shared = reached - start
     return text + body[shared:], max(end, reached), max(0, len(text) - shared)
 
-# %% ../../nbs/02_querying/06_passages.ipynb #e730f800
+# %% ../../nbs/02_querying/06_passages.ipynb #fa111500
 def merge_passages(
     hits: Sequence[RetrievedChunk],  # the hits, best first
     chunks: Sequence[AI4RAGChunk],  # chosen hits and neighbours, in any order
@@ -134,7 +134,7 @@ def merge_passages(
     ranked = sorted((rank, run) for rank, run in zip(best, runs, strict=True) if rank is not None)
     return [_passage(hits[rank], run, set(ranks)) for rank, run in ranked]
 
-
+# %% ../../nbs/02_querying/06_passages.ipynb #9794c5d7
 def _passage(
     best: RetrievedChunk,  # the best hit of the passage
     run: Sequence[AI4RAGChunk],  # chunks that follow each other, in reading order

@@ -81,7 +81,7 @@ class SimpleRAG(BaseRAGTemplate):
             return Told(made)
         return _checked(self, self.verification, question, chunks, made, history)
 
-# %% ../../nbs/02_querying/08_rag.ipynb #a81806e0
+# %% ../../nbs/02_querying/08_rag.ipynb #0f96a78d
 def _generated(
     rag: SimpleRAG,  # the pipeline
     question: str,  # what is asked
@@ -97,7 +97,7 @@ def _generated(
         messages = [*messages, {"role": "assistant", "content": first}, {"role": "user", "content": remark}]
     return rag.foundation_model.generate(messages, question, contexts)
 
-
+# %% ../../nbs/02_querying/08_rag.ipynb #b11c23fa
 def _checked(
     rag: SimpleRAG,  # the pipeline
     checker: BaseVerification,  # what checks
@@ -128,7 +128,7 @@ def _checked(
         said = replace(said, text=with_citations(said.text, found.sentences))
     return Told(said, stages=(record,), sentences=found.sentences)
 
-# %% ../../nbs/02_querying/08_rag.ipynb #5b0c4f12
+# %% ../../nbs/02_querying/08_rag.ipynb #5736fcfd
 _POLL_SECONDS = 0.2
 
 
@@ -216,7 +216,7 @@ def _collect(
         if stop is not None:
             stop.check()
 
-# %% ../../nbs/02_querying/08_rag.ipynb #2efa3ab3
+# %% ../../nbs/02_querying/08_rag.ipynb #3bd32dce
 def query_rag(
     rag: BaseRAGTemplate,  # the pipeline
     questions: Sequence[str],  # what is asked

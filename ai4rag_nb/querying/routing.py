@@ -54,7 +54,7 @@ class AllRouter(BaseRouter):
         """Give the name."""
         return {"router": "all"}
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #6db7d201
+# %% ../../nbs/02_querying/06e_routing.ipynb #66353548
 _RULES = {
     ContentType.TABLE: re.compile(
         r"\b(tables?|rows?|columns?|list of|how (many|much)|which year|what year|highest|lowest|largest|"
@@ -88,7 +88,7 @@ class RuleRouter(BaseRouter):
             "rules": content_key({k.value: rule.pattern for k, rule in _RULES.items()}),
         }
 
-
+# %% ../../nbs/02_querying/06e_routing.ipynb #aca4a1ff
 def rule_holds(
     content_type: ContentType,  # a kind of content
     question: str,  # what is asked
@@ -100,7 +100,7 @@ def rule_holds(
     plain = text if content_type is ContentType.CODE else text.lower()
     return bool(_RULES[content_type].search(plain) or _RULES[content_type].search(text.lower()))
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #5f0f3e1d
+# %% ../../nbs/02_querying/06e_routing.ipynb #b162f050
 @dataclass(frozen=True)
 class RouterReport:
     """Say how well a classifier tells kinds of content apart."""
@@ -116,7 +116,7 @@ class RouterReport:
         )
         return f"{told} (the most frequent kind alone: {self.majority:.0%})"
 
-
+# %% ../../nbs/02_querying/06e_routing.ipynb #dafb5ad8
 @dataclass(frozen=True)
 class ClassifierRouter(BaseRouter):
     """Give each kind of content the probability that the question is about it."""
@@ -193,7 +193,7 @@ def _fitted(
         weights[list(kinds).index(kind)] = [*row, intercept]
     return weights
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #69c3badb
+# %% ../../nbs/02_querying/06e_routing.ipynb #fa7bc8b1
 def train_router(
     questions: Sequence[str],  # questions whose kind is known
     labels: Sequence[str],  # for each the kind of content that holds its answer
@@ -225,7 +225,7 @@ def train_router(
     rows = {text: tuple(row) for text, row in zip(questions, held_out.tolist(), strict=True)}
     return ClassifierRouter(embedding_model, kinds, _fitted(vectors, labels, kinds), rows), report
 
-
+# %% ../../nbs/02_querying/06e_routing.ipynb #95d48cc8
 def _parts(
     questions: Sequence[str],  # questions; equal ones fall into one part
     folds: int,  # how many parts

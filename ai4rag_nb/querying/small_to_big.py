@@ -64,7 +64,7 @@ def chosen_ranges(
         chosen.append(best)
     return chosen
 
-# %% ../../nbs/02_querying/12_small_to_big.ipynb #5a97af84
+# %% ../../nbs/02_querying/12_small_to_big.ipynb #fa975c0c
 def expanded_passages(
     hits: Sequence[RetrievedChunk],  # hits, best first
     ranges: Sequence[Range],  # for each hit the range that it becomes
@@ -104,7 +104,7 @@ def _marked(
     metadata = {**passage.metadata, "original_text": best.text, "expanded": True}
     return replace(passage, metadata={key: value for key, value in metadata.items() if key != "families"})
 
-# %% ../../nbs/02_querying/12_small_to_big.ipynb #4a1ca2cb
+# %% ../../nbs/02_querying/12_small_to_big.ipynb #e650d503
 _CHILDREN = 4  # hits looked at for each passage that is wanted
 
 
@@ -139,7 +139,7 @@ class ParentExpansion(BaseHitStage):
             outcomes.append(Outcome(hits=passages, fired=fired, note=note))
         return outcomes
 
-
+# %% ../../nbs/02_querying/12_small_to_big.ipynb #0efab5c7
 @register_stage("expansion", "auto_merge")
 @dataclass(frozen=True)
 class AutoMergeExpansion(ParentExpansion):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ai4rag_nb.querying.generation import BaseFoundationModel
 
 # %% auto #0
-__all__ = ['STAGE_KINDS', 'StageType', 'StageSetting', 'Outcome', 'BaseStage', 'BaseQueryStage', 'BaseHitStage', 'StageModels',
-           'register_stage', 'stage_names', 'make_stage', 'for_each_question', 'degraded']
+__all__ = ['STAGE_KINDS', 'StageType', 'StageSetting', 'Outcome', 'BaseStage', 'BaseQueryStage', 'BaseHitStage', 'BaseReranker',
+           'StageModels', 'register_stage', 'stage_names', 'make_stage', 'for_each_question', 'degraded']
 
 # %% ../../nbs/02_querying/06c_stages.ipynb #4c501d78
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class BaseQueryStage(BaseStage, ABC):
     ) -> list[Outcome]:  # for each question its queries
         """Make the queries of many questions."""
 
-# %% ../../nbs/02_querying/06c_stages.ipynb #93ea73f4
+# %% ../../nbs/02_querying/06c_stages.ipynb #54a392f3
 class BaseHitStage(BaseStage, ABC):
     """Rank, choose or change the hits of questions."""
 
@@ -117,6 +117,19 @@ class BaseHitStage(BaseStage, ABC):
         setting: StageSetting,  # what to work with
     ) -> list[Outcome]:  # for each question its hits, best first
         """Work on the hits of many questions."""
+
+
+class BaseReranker(BaseHitStage):
+    """Rank hits again, and look at more of them than are wanted in the end."""
+
+    rerank_depth: int  # hits that are looked at
+
+    def depth(
+        self,
+        number_of_chunks: int,  # hits that are wanted in the end
+    ) -> int:  # hits that the stage wants to see
+        """Want more hits than are needed in the end."""
+        return max(number_of_chunks, self.rerank_depth)
 
 # %% ../../nbs/02_querying/06c_stages.ipynb #0dfbbf5b
 @dataclass(frozen=True)
