@@ -22,7 +22,7 @@ from ..indexing.store_checks import MAXIMUM_HITS, check_count
 from .stages import BaseReranker, Outcome, StageModels, StageSetting, register_stage
 
 # %% auto #0
-__all__ = ['PairScorer', 'read_cross_encoder', 'folder_digest', 'CrossEncoderReranker', 'score_pairs']
+__all__ = ['PairScorer', 'read_cross_encoder', 'folder_digest', 'CrossEncoderSettings', 'CrossEncoderReranker', 'score_pairs']
 
 # %% ../../nbs/02_querying/10a_cross_encoder.ipynb #4297683d
 _BATCH = 32  # pairs
@@ -95,11 +95,10 @@ def folder_digest(
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
-# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #cbbc1bf4
-@register_stage("reranker", "cross_encoder")
+# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #d42801a1
 @dataclass(frozen=True)
-class CrossEncoderReranker(BaseReranker):
-    """Rank hits again with a cross-encoder."""
+class CrossEncoderSettings(BaseReranker):
+    """Hold the settings of a cross-encoder, and what it scored."""
 
     model_id: str  # a folder, or the name of a published model
     rerank_depth: int = 20  # hits that are looked at
@@ -117,6 +116,16 @@ class CrossEncoderReranker(BaseReranker):
             )
         object.__setattr__(self, "scorer", PairScorer(self.model_id, self.max_length))
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Name the weights and the depth."""
+        return {"stage": self.stage_name, "rerank_depth": self.rerank_depth, **self.scorer.fingerprint()}
+
+# %% ../../nbs/02_querying/10a_cross_encoder.ipynb #998bda7a
+@register_stage("reranker", "cross_encoder")
+@dataclass(frozen=True)
+class CrossEncoderReranker(CrossEncoderSettings):
+    """Rank hits again with a cross-encoder."""
+
     @classmethod
     def from_models(
         cls,
@@ -126,10 +135,6 @@ class CrossEncoderReranker(BaseReranker):
         settings = models.settings
         cache = getattr(models.embedding_model, "cache", None)
         return cls(settings.get("rerank_model", ""), settings.get("rerank_depth", 20), cache=cache)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name the weights and the depth."""
-        return {"stage": self.stage_name, "rerank_depth": self.rerank_depth, **self.scorer.fingerprint()}
 
     def apply_many(
         self,

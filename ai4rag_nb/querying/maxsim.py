@@ -18,7 +18,7 @@ from ..indexing.store_checks import MAXIMUM_HITS, check_count
 from .stages import BaseReranker, Outcome, StageModels, StageSetting, register_stage
 
 # %% auto #0
-__all__ = ['late_interaction', 'token_model', 'TokenVectors', 'MaxSimReranker']
+__all__ = ['late_interaction', 'token_model', 'TokenRows', 'TokenVectors', 'MaxSimReranker']
 
 # %% ../../nbs/02_querying/10_maxsim.ipynb #e7b254ba
 def late_interaction(
@@ -52,30 +52,14 @@ def token_model(
         )
     return inner
 
-# %% ../../nbs/02_querying/10_maxsim.ipynb #adaa8d43
+# %% ../../nbs/02_querying/10_maxsim.ipynb #879e74ad
 @dataclass
-class TokenVectors:
-    """Give the token vectors of texts, reading each text once."""
+class TokenRows:
+    """Keep the token vectors of texts as bytes."""
 
     model: Any  # shows its token vectors
     cache: Cache | None = field(default=None, repr=False)  # where they are kept; in memory when None
     kept: dict[str, bytes] = field(default_factory=dict, repr=False)  # what is kept in memory
-
-    def make(
-        self,
-        texts: Sequence[str],  # what will be asked for
-        role: str,  # "document" or "query"
-    ) -> Iterator[tuple[int, int]]:  # (texts read, texts to read), batch by batch
-        """Read the texts that were not read before."""
-        keys = {self.key(text, role): text for text in texts}
-        known = self._known(list(keys))
-        missing = {key: text for key, text in keys.items() if key not in known}
-        names, done = list(missing), 0
-        for places, matrices in self.model.token_batches(list(missing.values()), role) if missing else ():
-            rows = zip(places, matrices, strict=True)
-            self._keep({names[place]: matrix.astype("<f2").tobytes() for place, matrix in rows})
-            done += len(places)
-            yield done, len(missing)
 
     def key(
         self,
@@ -85,6 +69,51 @@ class TokenVectors:
         """Name the entry of a text."""
         return content_key(self.model.fingerprint(), "any" if self.model.symmetric else role, text)
 
+    def known(self, keys: list[str]) -> dict[str, bytes]:  # names of entries -> those that are kept
+        """Look entries up."""
+        if self.cache is not None:
+            return self.cache.get_many(_KIND, keys)
+        return {key: self.kept[key] for key in keys if key in self.kept}
+
+    def keep(self, rows: dict[str, bytes]) -> None:  # entries by name
+        """Keep entries; without a cache the oldest go when there are too many."""
+        if self.cache is not None:
+            self.cache.put_many(_KIND, rows)
+            return
+        self.kept.update(rows)
+        for key in list(self.kept)[: max(0, len(self.kept) - _KEPT)]:
+            self.kept.pop(key, None)
+
+# %% ../../nbs/02_querying/10_maxsim.ipynb #942432e2
+def _bytes(
+    names: Sequence[str],  # names of entries
+    places: Sequence[int],  # which of them were read
+    matrices: Sequence[np.ndarray],  # their token vectors
+) -> dict[str, bytes]:  # entries by name
+    """Turn token vectors into entries."""
+    rows = zip(places, matrices, strict=True)
+    return {names[place]: matrix.astype("<f2").tobytes() for place, matrix in rows}
+
+# %% ../../nbs/02_querying/10_maxsim.ipynb #1cc6489f
+@dataclass
+class TokenVectors(TokenRows):
+    """Give the token vectors of texts, reading each text once."""
+
+    def make(
+        self,
+        texts: Sequence[str],  # what will be asked for
+        role: str,  # "document" or "query"
+    ) -> Iterator[tuple[int, int]]:  # (texts read, texts to read), batch by batch
+        """Read the texts that were not read before."""
+        keys = {self.key(text, role): text for text in texts}
+        known = self.known(list(keys))
+        missing = {key: text for key, text in keys.items() if key not in known}
+        names, done = list(missing), 0
+        for places, matrices in self.model.token_batches(list(missing.values()), role) if missing else ():
+            self.keep(_bytes(names, places, matrices))
+            done += len(places)
+            yield done, len(missing)
+
     def get(
         self,
         texts: Sequence[str],  # texts that were read
@@ -92,28 +121,12 @@ class TokenVectors:
     ) -> list[np.ndarray]:  # for each its unit vectors, shape (tokens, dimension)
         """Give the vectors of texts; those that are kept no longer are read once more."""
         keys = [self.key(text, role) for text in texts]
-        known = self._known(list(dict.fromkeys(keys)))
+        known = self.known(list(dict.fromkeys(keys)))
         gone = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
         names = list(gone)
         for places, matrices in self.model.token_batches(list(gone.values()), role) if gone else ():
-            rows = zip(places, matrices, strict=True)
-            known |= {names[place]: matrix.astype("<f2").tobytes() for place, matrix in rows}
+            known |= _bytes(names, places, matrices)
         return [np.frombuffer(known[key], "<f2").reshape(-1, self.model.dimension) for key in keys]
-
-    def _known(self, keys: list[str]) -> dict[str, bytes]:
-        return (
-            self.cache.get_many(_KIND, keys)
-            if self.cache
-            else {k: self.kept[k] for k in keys if k in self.kept}
-        )
-
-    def _keep(self, rows: dict[str, bytes]) -> None:
-        if self.cache is not None:
-            self.cache.put_many(_KIND, rows)
-            return
-        self.kept.update(rows)
-        for key in list(self.kept)[: max(0, len(self.kept) - _KEPT)]:
-            self.kept.pop(key, None)
 
 # %% ../../nbs/02_querying/10_maxsim.ipynb #3fc0435e
 @register_stage("reranker", "maxsim")

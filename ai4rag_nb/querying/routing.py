@@ -116,7 +116,7 @@ class RouterReport:
         )
         return f"{told} (the most frequent kind alone: {self.majority:.0%})"
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #dafb5ad8
+# %% ../../nbs/02_querying/06e_routing.ipynb #b9a235e4
 @dataclass(frozen=True)
 class ClassifierRouter(BaseRouter):
     """Give each kind of content the probability that the question is about it."""
@@ -148,17 +148,17 @@ class ClassifierRouter(BaseRouter):
 
     def fingerprint(self) -> dict[str, Any]:
         """Give the learned numbers."""
-        rounded = [[round(float(number), 6) for number in row] for row in self.weights]
         model = self.embedding_model.fingerprint() if hasattr(self.embedding_model, "fingerprint") else {}
-        apart = {text: [round(share, 6) for share in row] for text, row in self.held_out.items()}
-        return {
-            "router": "classifier",
-            "labels": list(self.labels),
-            "weights": content_key(rounded),
-            "held_out": content_key(apart),
-            "least": self.least,
-            "model": model,
-        }
+        learned = {"labels": list(self.labels), "weights": _digest(dict(enumerate(self.weights.tolist())))}
+        apart = {"held_out": _digest(self.held_out), "least": self.least}
+        return {"router": "classifier", **learned, **apart, "model": model}
+
+# %% ../../nbs/02_querying/06e_routing.ipynb #eaf129e3
+def _digest(
+    rows: Mapping[Any, Sequence[float]],  # rows of numbers by name
+) -> str:  # changes with any of them, but not with the last bits
+    """Digest a table of learned numbers."""
+    return content_key({str(name): [round(float(number), 6) for number in row] for name, row in rows.items()})
 
 # %% ../../nbs/02_querying/06e_routing.ipynb #b6bf9552
 def probabilities(

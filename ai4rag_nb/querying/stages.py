@@ -131,7 +131,7 @@ class BaseReranker(BaseHitStage):
         """Want more hits than are needed in the end."""
         return max(number_of_chunks, self.rerank_depth)
 
-# %% ../../nbs/02_querying/06c_stages.ipynb #0dfbbf5b
+# %% ../../nbs/02_querying/06c_stages.ipynb #d51f5bd8
 @dataclass(frozen=True)
 class StageModels:
     """Hold the models that a configuration offers to its stages."""
@@ -147,8 +147,8 @@ STAGE_KINDS = ("query", "reranker", "filter", "expansion", "compression", "conte
 _BUILT_IN: dict[tuple[str, str], str] = {
     ("compression", "extractive"): "ai4rag_nb.querying.compression",
     ("verification", "overlap"): "ai4rag_nb.querying.verification",
-    ("verification", "entailment"): "ai4rag_nb.querying.verification",
-    ("verification", "judge"): "ai4rag_nb.querying.verification",
+    ("verification", "entailment"): "ai4rag_nb.querying.model_verification",
+    ("verification", "judge"): "ai4rag_nb.querying.model_verification",
     ("expansion", "parent"): "ai4rag_nb.querying.small_to_big",
     ("expansion", "auto_merge"): "ai4rag_nb.querying.small_to_big",
     ("query", "multi_query"): "ai4rag_nb.querying.query_expansion",
