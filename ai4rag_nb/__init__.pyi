@@ -38,7 +38,7 @@ from .indexing.documents import load_documents as load_documents
 from .indexing.embedding import BaseEmbeddingModel as BaseEmbeddingModel
 from .indexing.langchain_chunker import LangChainChunker as LangChainChunker
 from .indexing.local_embedding import LocalEmbeddingModel as LocalEmbeddingModel
-from .indexing.multi_index import ByTypeConfig as ByTypeConfig
+from .indexing.multi_parts import ByTypeConfig as ByTypeConfig
 from .indexing.multi_index import MultiIndexManager as MultiIndexManager
 from .indexing.multi_index import MultiIndexStore as MultiIndexStore
 from .indexing.openai_embedding import OpenAIEmbeddingModel as OpenAIEmbeddingModel

@@ -30,7 +30,7 @@ from ai4rag_nb.indexing.chunking import get_chunker
 from ai4rag_nb.indexing.documents import load_documents
 from ai4rag_nb.indexing.embedding import CachedEmbeddingModel
 from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel
-from ai4rag_nb.indexing.multi_index import ByTypeConfig
+from ai4rag_nb.indexing.multi_parts import ByTypeConfig
 from ai4rag_nb.indexing.source import SourceDocument, document_id, with_source
 from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig, get_vector_store
 from ai4rag_nb.optimization.pipeline import make_retriever

@@ -15,7 +15,9 @@ from store_contract import HashModel, Opener, StoreContract, bm25, chunk, random
 
 from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import InputError
-from ai4rag_nb.indexing.multi_index import TYPES, MultiIndexManager, MultiIndexStore, part_name
+from ai4rag_nb.indexing.content_kinds import TYPES
+from ai4rag_nb.indexing.multi_index import MultiIndexManager, MultiIndexStore
+from ai4rag_nb.indexing.multi_parts import part_name
 from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig
 
 

@@ -188,6 +188,7 @@ def make(
         kind: str, name: str, failing: Exception | None = None, cache: Cache | None = None, **more: Any
     ) -> tuple[Any, StageSetting]:
         values = {"rerank_depth": 6, "score_threshold": 0.2, **more}
+        values.setdefault("verification_model", cross_encoder)
         values.setdefault("rerank_model", "stub-rerank" if name == "endpoint" else cross_encoder)
         model = WordModel(failing)
         if cache is not None:

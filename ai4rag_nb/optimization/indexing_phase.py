@@ -25,7 +25,7 @@ from ai4rag_nb.indexing.collections import (
     open_collection,
 )
 from ..indexing.embedding import BaseEmbeddingModel
-from ..indexing.multi_index import ByTypeConfig
+from ..indexing.multi_parts import ByTypeConfig
 from ..indexing.vector_store import BaseVectorStore, BaseVectorStoreConfig
 
 # %% ../../nbs/04_optimization/13_indexing_phase.ipynb #86671ef4

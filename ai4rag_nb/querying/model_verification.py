@@ -26,9 +26,10 @@ from ai4rag_nb.querying.verification import (
 )
 
 # %% auto #0
-__all__ = ['EntailmentVerification', 'read_entailment_model', 'judge_messages', 'JudgeVerification', 'read_verdicts']
+__all__ = ['EntailmentVerification', 'check_named', 'read_entailment_model', 'judge_messages', 'JudgeVerification',
+           'read_verdicts']
 
-# %% ../../nbs/02_querying/14a_model_verification.ipynb #451fbb4e
+# %% ../../nbs/02_querying/14a_model_verification.ipynb #b0f1ff2e
 @register_stage("verification", "entailment")
 @dataclass(frozen=True)
 class EntailmentVerification(BaseVerification):
@@ -37,6 +38,10 @@ class EntailmentVerification(BaseVerification):
     model_id: str = ""  # a folder, or the name of a published model
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what was read
     lock: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)  # one at a time
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_named(self.model_id)
 
     @classmethod
     def from_models(
@@ -69,17 +74,24 @@ class EntailmentVerification(BaseVerification):
         width = len(passages)
         return [flat[place * width : (place + 1) * width] for place in range(len(sentences))], 0, 0
 
-# %% ../../nbs/02_querying/14a_model_verification.ipynb #bfb116e7
+# %% ../../nbs/02_querying/14a_model_verification.ipynb #557e0597
+def check_named(
+    model_id: str,  # a folder, or the name of a published model
+) -> None:
+    """Refuse a model without a name."""
+    if not model_id:
+        raise ModelSettingsError(
+            "The verification 'entailment' needs a model.", remedy="Name its folder in verification_model."
+        )
+
+
 def read_entailment_model(
     model_id: str,  # a folder, or the name of a published model
 ) -> tuple[Any, int]:  # a sentence_transformers.CrossEncoder, and the place of "entailment" in its output
     """Read a model of natural language inference."""
     from sentence_transformers import CrossEncoder
 
-    if not model_id:
-        raise ModelSettingsError(
-            "The verification 'entailment' needs a model.", remedy="Name its folder in verification_model."
-        )
+    check_named(model_id)
     try:
         with quiet_loading():
             model = CrossEncoder(model_id, device="cpu")
