@@ -83,7 +83,7 @@ class CallLimits:
             self.settled.discard(arguments[0])
         return limits
 
-# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #46e0375e
+# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #c3dae2e5
 class SteadyClient(CallLimits):
     """Stand before the client of a server: calls end in time, reads are repeated once."""
 
@@ -107,27 +107,45 @@ class SteadyClient(CallLimits):
         begun = (self.reconnections, time.monotonic())
         try:
             if name == "query_iterator" and arguments[0] not in self.settled:
-                self._client.query(arguments[0], filter="", output_fields=["count(*)"], **_strong(settings))
-            return getattr(self._client, name)(*arguments, **settings)
+                counted = {"filter": "", "output_fields": ["count(*)"], **_strong(settings)}
+                _patiently(self, "query", arguments[:1], counted)
+            return _patiently(self, name, arguments, settings)
         except Exception as error:  # the boundary to pymilvus, whose errors have no common base
             if name not in _READS or not _mend(self, read_fault(error), *begun):
                 raise
         if name in _ROW_READS:
             _load(self, arguments[0])
-        return getattr(self._client, name)(*arguments, **settings)
+        return _patiently(self, name, arguments, settings)
 
     def close(self) -> None:
         """End the connection."""
         self._client.close()
 
-# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #3925e721
+# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #4da4f538
+def _patiently(
+    client: SteadyClient,  # the client
+    name: str,  # a method
+    arguments: tuple[Any, ...],  # its arguments
+    settings: dict[str, Any],  # its settings
+) -> Any:  # what it gives
+    """Call a method again while the server says that it has not taken the call because it is starting."""
+    deadline = time.monotonic() + client.config.settle_seconds
+    while True:
+        try:
+            return getattr(client._client, name)(*arguments, **settings)
+        except Exception as error:  # the boundary to pymilvus
+            if not read_fault(error).starting or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
 def _strong(
     settings: dict[str, Any],  # settings of a call
 ) -> dict[str, Any]:  # those of a read that sees everything
     """Give the settings of a read after which others see everything."""
     return {"timeout": settings["timeout"], "consistency_level": "Strong"}
 
-
+# %% ../../nbs/01_indexing/19b_milvus_client.ipynb #6f8041bb
 def _mend(
     client: SteadyClient,  # a client with a failed read
     fault: Fault,  # what is known of it
