@@ -26,14 +26,13 @@ from ai4rag_nb.querying.verification import (
 )
 
 # %% auto #0
-__all__ = ['EntailmentVerification', 'check_named', 'read_entailment_model', 'judge_messages', 'JudgeVerification',
-           'read_verdicts']
+__all__ = ['EntailmentSettings', 'EntailmentVerification', 'check_named', 'read_entailment_model', 'judge_messages',
+           'JudgeVerification', 'read_verdicts']
 
-# %% ../../nbs/02_querying/14a_model_verification.ipynb #b0f1ff2e
-@register_stage("verification", "entailment")
+# %% ../../nbs/02_querying/14a_model_verification.ipynb #4cee0ec6
 @dataclass(frozen=True)
-class EntailmentVerification(BaseVerification):
-    """Check an answer with a model of natural language inference."""
+class EntailmentSettings(BaseVerification):
+    """Hold a model of natural language inference."""
 
     model_id: str = ""  # a folder, or the name of a published model
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what was read
@@ -43,6 +42,19 @@ class EntailmentVerification(BaseVerification):
         super().__post_init__()
         check_named(self.model_id)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Name the weights and the settings."""
+        folder = Path(self.model_id).expanduser()
+        if "weights" not in self.kept:
+            self.kept["weights"] = folder_digest(folder) if folder.is_dir() else self.model_id
+        return {**super().fingerprint(), "model_id": self.kept["weights"]}
+
+# %% ../../nbs/02_querying/14a_model_verification.ipynb #d1bbee68
+@register_stage("verification", "entailment")
+@dataclass(frozen=True)
+class EntailmentVerification(BaseVerification):
+    """Check an answer with a model of natural language inference."""
+
     @classmethod
     def from_models(
         cls,
@@ -50,13 +62,6 @@ class EntailmentVerification(BaseVerification):
     ) -> EntailmentVerification:  # the stage
         """Take the model that the configuration names."""
         return cls(*verification_settings(models), models.settings.get("verification_model", ""))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name the weights and the settings."""
-        folder = Path(self.model_id).expanduser()
-        if "weights" not in self.kept:
-            self.kept["weights"] = folder_digest(folder) if folder.is_dir() else self.model_id
-        return {**super().fingerprint(), "model_id": self.kept["weights"]}
 
     def supports(
         self,
