@@ -29,7 +29,7 @@ from .windows import TextMeasure, Window, pack_pieces
 __all__ = ['section_fronts', 'section_pieces', 'describe_table', 'table_windows', 'Definition', 'python_definitions',
            'code_groups', 'code_windows', 'picture_lines', 'ContentChunker', 'ContentRowChunker']
 
-# %% ../../nbs/01_indexing/22_content_chunker.ipynb #79974e78
+# %% ../../nbs/01_indexing/22_content_chunker.ipynb #6bba22a4
 def section_fronts(
     section: Section,  # a section
     lines: Sequence[str] = (),  # what describes it, such as a caption
@@ -89,7 +89,7 @@ def table_windows(
         groups[-1] += block_pieces(text, block, prefixes)
     return [window for group in groups for window in pack_pieces(measure, group)]
 
-# %% ../../nbs/01_indexing/22_content_chunker.ipynb #c85e47a0
+# %% ../../nbs/01_indexing/22_content_chunker.ipynb #37745b2f
 @dataclass(frozen=True)
 class Definition:
     """Hold a function or a class in a piece of code."""
@@ -129,7 +129,7 @@ def _definition(
     summary = (ast.get_docstring(node) or "").strip().splitlines()
     return Definition(name, first - 1, (node.end_lineno or node.lineno) - 1, summary[0] if summary else "")
 
-# %% ../../nbs/01_indexing/22_content_chunker.ipynb #650570c4
+# %% ../../nbs/01_indexing/22_content_chunker.ipynb #22c11024
 def _code_body(
     text: str,  # the document's text
     block: Block,  # a block of code
@@ -163,7 +163,7 @@ def code_groups(
         groups.append((begin, stop, inside))
     return groups
 
-# %% ../../nbs/01_indexing/22_content_chunker.ipynb #383ec2ae
+# %% ../../nbs/01_indexing/22_content_chunker.ipynb #f7c744e5
 def code_windows(
     measure: TextMeasure,  # the document's text, and how long a chunk may be
     section: Section,  # a block of code, perhaps with headings above it
@@ -207,7 +207,7 @@ def picture_lines(
     lines = [*recognised, *near]
     return list(dict.fromkeys(" ".join(line.split()) for line in lines if not is_blank(line)))
 
-# %% ../../nbs/01_indexing/22_content_chunker.ipynb #d41b6a4e
+# %% ../../nbs/01_indexing/22_content_chunker.ipynb #45cfa8a8
 @register_chunker("by_content")
 @dataclass(frozen=True)
 class ContentChunker(BaseChunker):
@@ -236,9 +236,7 @@ class ContentChunker(BaseChunker):
     ) -> Iterator[tuple[Window, dict[str, Any]]]:  # windows with their metadata
         """Divide one section."""
         kind, text = section.content_type, measure.text
-        common: dict[str, Any] = {"content_type": kind.value}
-        if section.path:
-            common["headings"] = list(section.path)
+        common: dict[str, Any] = {"content_type": kind.value, "headings": list(section.path)}
         if kind is ContentType.CODE:
             yield from ((window, common | more) for window, more in code_windows(measure, section))
             return
@@ -250,7 +248,7 @@ class ContentChunker(BaseChunker):
             windows = list(pack_pieces(measure, section_pieces(text, section, lines)))
         yield from ((window, common) for window in windows)
 
-
+# %% ../../nbs/01_indexing/22_content_chunker.ipynb #f7079464
 @register_chunker("by_content_rows")
 @dataclass(frozen=True)
 class ContentRowChunker(ContentChunker):

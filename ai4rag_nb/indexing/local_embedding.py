@@ -29,8 +29,8 @@ from ai4rag_nb.indexing.model_folder import (
 from .tokens import TokenCounter, TokenizerCounter
 
 # %% auto #0
-__all__ = ['SMALLEST_WINDOW', 'quiet_loading', 'Encoder', 'read_encoder', 'batches_by_length', 'LocalModelFacts',
-           'LocalEmbeddingModel', 'load_local_model', 'chosen_window']
+__all__ = ['SMALLEST_WINDOW', 'quiet_loading', 'EncoderWeights', 'Encoder', 'read_encoder', 'batches_by_length',
+           'LocalModelFacts', 'LocalEncoding', 'LocalEmbeddingModel', 'load_local_model', 'chosen_window']
 
 # %% ../../nbs/01_indexing/11_local_embedding.ipynb #5e63d3f3
 @contextmanager
@@ -48,8 +48,8 @@ def quiet_loading() -> Iterator[None]:
         if bars:
             messages.enable_progress_bar()
 
-# %% ../../nbs/01_indexing/11_local_embedding.ipynb #9ea35bab
-class Encoder:
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #5944dd8b
+class EncoderWeights:
     """Hold the weights of a model, read when they are first needed."""
 
     def __init__(
@@ -60,6 +60,17 @@ class Encoder:
         self.folder, self.window = folder, window
         self.lock = threading.Lock()
         self.model: Any = None
+
+    def _loaded(self) -> Any:
+        """Read the weights when they are first needed."""
+        if self.model is None:
+            self.model = read_encoder(self.folder)
+            self.model.max_seq_length = self.window
+        return self.model
+
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #59d8b9fc
+class Encoder(EncoderWeights):
+    """Embed texts with weights that are read when they are first needed."""
 
     def encode(
         self,
@@ -92,13 +103,6 @@ class Encoder:
             )
         rows = [np.asarray(vectors.cpu(), dtype=np.float32) for vectors in found]
         return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in rows]
-
-    def _loaded(self) -> Any:
-        """Read the weights when they are first needed."""
-        if self.model is None:
-            self.model = read_encoder(self.folder)
-            self.model.max_seq_length = self.window
-        return self.model
 
 # %% ../../nbs/01_indexing/11_local_embedding.ipynb #e44175b3
 def read_encoder(
@@ -169,9 +173,9 @@ class LocalModelFacts(BaseEmbeddingModel):
         """Give the text that makes this model again."""
         return f"local:{self.model_id}"
 
-# %% ../../nbs/01_indexing/11_local_embedding.ipynb #8dc89277
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #fb5f9e0c
 @dataclass(frozen=True)
-class LocalEmbeddingModel(LocalModelFacts):
+class LocalEncoding(LocalModelFacts):
     """Embed texts on this machine with a sentence-transformers model."""
 
     counts: EmbeddingCounts = field(default_factory=EmbeddingCounts, init=False, repr=False, compare=False)
@@ -206,6 +210,11 @@ class LocalEmbeddingModel(LocalModelFacts):
         for batch in batches_by_length(texts):
             self.counts.add(requests=1, texts=len(batch))
             yield batch, self.encoder.encode_tokens([texts[place] for place in batch], prompt)
+
+# %% ../../nbs/01_indexing/11_local_embedding.ipynb #6aa4f216
+@dataclass(frozen=True)
+class LocalEmbeddingModel(LocalEncoding):
+    """Embed texts on this machine with a sentence-transformers model."""
 
     @classmethod
     def load(

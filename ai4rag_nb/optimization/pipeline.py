@@ -50,7 +50,7 @@ def context_stages(
         stages.append(make_stage("context", "order", models))
     return tuple(stages)
 
-# %% ../../nbs/04_optimization/13a_pipeline.ipynb #fa369faa
+# %% ../../nbs/04_optimization/13a_pipeline.ipynb #58871554
 _SEARCH = ("number_of_chunks", "window_size", "search_mode", "ranker_strategy", "ranker_k", "ranker_alpha")
 
 
@@ -66,7 +66,7 @@ def make_router(
         return classifier
     return RuleRouter() if wanted == "rules" else AllRouter()
 
-
+# %% ../../nbs/04_optimization/13a_pipeline.ipynb #dc08c4b6
 def make_retriever(
     configuration: Mapping[str, Any],  # a canonical configuration, with model objects
     store: BaseVectorStore,  # its collection, open

@@ -19,7 +19,7 @@ from ..querying.routing import ClassifierRouter, RouterReport, train_router
 # %% auto #0
 __all__ = ['evidence_kind', 'learn_router', 'keep_router', 'kept_router']
 
-# %% ../../nbs/04_optimization/13b_routers.ipynb #13d8969d
+# %% ../../nbs/04_optimization/13b_routers.ipynb #7103a60e
 def evidence_kind(
     items: Sequence[EvidenceItem],  # the evidence of a question
     documents: Mapping[str, Any],  # name -> document
@@ -36,7 +36,7 @@ def evidence_kind(
     best = counted.most_common(1)
     return best[0][0] if best and best[0][1] > 0 else None
 
-# %% ../../nbs/04_optimization/13b_routers.ipynb #277b258f
+# %% ../../nbs/04_optimization/13b_routers.ipynb #71256b75
 _KIND = "routers"  # kind of the entries in the cache
 
 
@@ -54,7 +54,7 @@ def learn_router(
     ]
     return train_router([question for question, _ in known], [label for _, label in known], embedding_model)
 
-
+# %% ../../nbs/04_optimization/13b_routers.ipynb #ad2a3b7a
 def keep_router(
     cache: Cache,  # the workspace's cache
     collection_name: str,  # the collection that it serves

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['StageProgress', 'stored_trace', 'result_traces', 'traces_frame']
 
-# %% ../../nbs/04_optimization/13c_stage_progress.ipynb #0103285c
+# %% ../../nbs/04_optimization/13c_stage_progress.ipynb #caf6bf3d
 class StageProgress:
     """Turn the steps of stages into phases."""
 

@@ -63,7 +63,7 @@ QUERY_SETTINGS = (
     ),
 )
 
-# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #ae4916a5
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #0cdc8e20
 RERANKED: Condition = (("reranker", ("maxsim", "cross_encoder", "mmr", "listwise", "endpoint")),)
 RANKING_SETTINGS = (
     Setting(
@@ -95,7 +95,7 @@ RANKING_SETTINGS = (
     ),
 )
 
-# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #ff195f93
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #e75ca004
 VERIFIED: Condition = (("verification", ("overlap", "entailment", "judge")),)
 CONTEXT_SETTINGS = (
     Setting(
@@ -115,6 +115,8 @@ CONTEXT_SETTINGS = (
     Setting("chunk_headers", "C", ("off",), "whether passages say where they come from", OFF_ON),
     Setting("context_budget", "I", (0,), "how many tokens the passages may have; 0 sets no limit"),
 )
+
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #372aa981
 ANSWER_SETTINGS = (
     Setting(
         *("verification", "C", ("none",), "what holds the answer against its passages"),
@@ -158,7 +160,7 @@ def switched_on(
             known.setdefault(setting.name, list(setting.defaults))
     return found
 
-# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #d3f1a362
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #cf64e697
 def writes(
     foundation_model: Any,  # a model, or its name
 ) -> bool:  # whether it writes what it is asked for
@@ -174,7 +176,7 @@ def shows_tokens(
         return embedding_model.startswith("local:") and embedding_model != "local:static"
     return hasattr(getattr(embedding_model, "model", embedding_model), "token_batches")
 
-
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #26144276
 _RULES: tuple[tuple[Callable[..., bool], str], ...] = (
     (
         lambda retrieval_method, chunking_method: (
@@ -200,6 +202,10 @@ _RULES: tuple[tuple[Callable[..., bool], str], ...] = (
         lambda reranker, embedding_model: reranker != "maxsim" or shows_tokens(embedding_model),
         "reranker 'maxsim' needs an embedding_model that shows its tokens, such as 'local:all-MiniLM-L6-v2'",
     ),
+)
+
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #2d0395ec
+_MORE_RULES: tuple[tuple[Callable[..., bool], str], ...] = (
     (
         lambda verification, foundation_model: verification != "judge" or writes(foundation_model),
         "verification 'judge' needs a foundation_model that writes",
@@ -224,13 +230,13 @@ _RULES: tuple[tuple[Callable[..., bool], str], ...] = (
     ),
 )
 
-# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #e57c2356
+# %% ../../nbs/04_optimization/01c_stage_settings.ipynb #6e20c7e0
 def stage_rules(
     names: Iterable[str],  # the parameters of a space
 ) -> list[Rule]:  # the rules that are about them
     """Choose the rules whose settings are all in a space."""
     known = set(names)
-    rules = [Rule(function, message) for function, message in _RULES]
+    rules = [Rule(function, message) for function, message in (*_RULES, *_MORE_RULES)]
     return [rule for rule in rules if set(rule.arguments) <= known]
 
 # %% ../../nbs/04_optimization/01c_stage_settings.ipynb #4fa52349

@@ -25,15 +25,15 @@ from .trace import StageRecord, Trace
 from .verification import BaseVerification, with_citations
 
 # %% auto #0
-__all__ = ['SimpleRAG', 'query_rag']
+__all__ = ['OneRetrieval', 'SimpleRAG', 'query_rag']
 
-# %% ../../nbs/02_querying/08_rag.ipynb #578f9210
+# %% ../../nbs/02_querying/08_rag.ipynb #b7f7ac96
 _ENDING = (StoppedError, StorageError)  # what ends the whole: nobody is left to ask, or nothing to keep it
 
 
 @dataclass(frozen=True)
-class SimpleRAG(BaseRAGTemplate):
-    """Retrieve once, then generate once."""
+class OneRetrieval(BaseRAGTemplate):
+    """Retrieve once for each question."""
 
     foundation_model: BaseFoundationModel  # who answers
     retriever: Retriever  # who finds
@@ -58,6 +58,11 @@ class SimpleRAG(BaseRAGTemplate):
         """Let the model get ready for many answers."""
         texts = [[chunk.text for chunk in found] for found in chunks]
         self.foundation_model.prepare(list(zip(questions, texts, strict=True)))
+
+# %% ../../nbs/02_querying/08_rag.ipynb #d2f0c55e
+@dataclass(frozen=True)
+class SimpleRAG(OneRetrieval):
+    """Retrieve once, then generate once."""
 
     def standalone(
         self,

@@ -23,7 +23,7 @@ from .trace import StageRecord, Trace
 from .verification import CheckedSentence
 
 # %% auto #0
-__all__ = ['Told', 'make_answer', 'citation_records', 'BaseRAGTemplate']
+__all__ = ['Told', 'make_answer', 'citation_records', 'PipelineParts', 'BaseRAGTemplate']
 
 # %% ../../nbs/02_querying/07c_rag_template.ipynb #3900d1b7
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ def citation_records(
         found.append(entry)
     return found
 
-# %% ../../nbs/02_querying/07c_rag_template.ipynb #da330bef
-class BaseRAGTemplate(ABC):
-    """Answer questions from documents."""
+# %% ../../nbs/02_querying/07c_rag_template.ipynb #1901bcb0
+class PipelineParts(ABC):
+    """Find passages and tell answers."""
 
     @abstractmethod
     def retrieve_traced(
@@ -137,6 +137,10 @@ class BaseRAGTemplate(ABC):
     ) -> Outcome:  # one query: what is looked up
         """Say what is looked up for the end of a conversation; most templates look it up as it is."""
         return Outcome(queries=(question,), fired=False)
+
+# %% ../../nbs/02_querying/07c_rag_template.ipynb #870ff1fd
+class BaseRAGTemplate(PipelineParts):
+    """Answer questions from documents."""
 
     def generate(
         self,

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.tokens import TokenCounter
 
 # %% auto #0
-__all__ = ['RETRIEVAL_METHODS', 'MAXIMUM_WINDOW', 'Retriever', 'Retrieval', 'find_passages']
+__all__ = ['RETRIEVAL_METHODS', 'MAXIMUM_WINDOW', 'RetrieverChoices', 'Retriever', 'Retrieval', 'find_passages']
 
-# %% ../../nbs/02_querying/07_retriever.ipynb #61f08bfe
+# %% ../../nbs/02_querying/07_retriever.ipynb #a8977e7e
 @dataclass(frozen=True)
-class Retriever:
-    """Find the passages for a question."""
+class RetrieverChoices:
+    """Hold the choices of a retriever."""
 
     vector_store: BaseVectorStore  # an open store
     number_of_chunks: int = 5  # hits
@@ -61,6 +61,11 @@ class Retriever:
         wanted = min(MAXIMUM_HITS, max([self.number_of_chunks, *depths]))
         return SearchSettings(wanted, self.search_mode, *fusion)
 
+# %% ../../nbs/02_querying/07_retriever.ipynb #36b90701
+@dataclass(frozen=True)
+class Retriever(RetrieverChoices):
+    """Find the passages for a question."""
+
     def retrieve_traced(
         self,
         questions: Sequence[str],  # what is asked
@@ -81,13 +86,13 @@ class Retriever:
         """Find the passages for one question."""
         return self.retrieve_many([question])[0]
 
-# %% ../../nbs/02_querying/07_retriever.ipynb #f47039fb
+# %% ../../nbs/02_querying/07_retriever.ipynb #232d0c17
 RETRIEVAL_METHODS = ("simple", "window")
 MAXIMUM_WINDOW = 100
 
 
 def _check_choices(
-    retriever: Retriever,  # the choices
+    retriever: RetrieverChoices,  # the choices
 ) -> None:
     """Refuse choices that cannot work."""
     check_count(retriever.number_of_chunks, MAXIMUM_HITS, "number_of_chunks")
