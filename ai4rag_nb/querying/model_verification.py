@@ -49,10 +49,10 @@ class EntailmentSettings(BaseVerification):
             self.kept["weights"] = folder_digest(folder) if folder.is_dir() else self.model_id
         return {**super().fingerprint(), "model_id": self.kept["weights"]}
 
-# %% ../../nbs/02_querying/14a_model_verification.ipynb #d1bbee68
+# %% ../../nbs/02_querying/14a_model_verification.ipynb #d391b0fb
 @register_stage("verification", "entailment")
 @dataclass(frozen=True)
-class EntailmentVerification(BaseVerification):
+class EntailmentVerification(EntailmentSettings):
     """Check an answer with a model of natural language inference."""
 
     @classmethod
