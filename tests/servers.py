@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import urlopen
 
 import pytest
+from small_world import wait_until
 
 
 def free_port() -> int:
@@ -40,13 +40,17 @@ def free_port() -> int:
     raise RuntimeError("there is no free port")
 
 
-def wait_for(ready: Callable[[], bool], process: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+def wait_for(ready: Callable[[], bool], process: subprocess.Popen, log: Path, seconds: float = 180) -> None:
     """Wait until a server answers; show the end of its log when it does not."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
-        if ready():
-            return
-        time.sleep(0.05)
+    answered: list[bool] = []
+
+    def ended() -> bool:
+        answered[:] = [process.poll() is None and ready()]
+        return answered[0] or process.poll() is not None
+
+    wait_until(ended, seconds)
+    if answered[0]:
+        return
     raise RuntimeError(f"The server did not start:\n{log.read_text(errors='replace')[-2000:]}")
 
 

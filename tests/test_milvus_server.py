@@ -14,7 +14,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from small_world import wait_until
 from servers import (
     ForeignMilvus,
     MilvusLiteServer,
@@ -603,12 +603,12 @@ class TestServer:
         held = threading.active_count(), len(os.listdir("/proc/self/fd"))
         for _ in range(10):
             use()
-        for _ in range(100):  # channels end behind our back
+
+        def given_back() -> bool:  # channels end behind our back
             now = threading.active_count(), len(os.listdir("/proc/self/fd"))
-            if now[0] <= held[0] and now[1] <= held[1] + 8:
-                break
-            time.sleep(0.1)
-        assert now[0] <= held[0] and now[1] <= held[1] + 8, "thirty connections leave less than one each"
+            return now[0] <= held[0] and now[1] <= held[1] + 8
+
+        wait_until(given_back)  # thirty connections leave less than one each
 
     def test_stores_share_their_connection(self, opener: Opener) -> None:
         first, second = opener(HashModel()), opener(HashModel(8))

@@ -10,9 +10,8 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 from servers import ForeignPostgres, PostgresServer
 from servers import postgres as postgres_fixture
-from small_world import files_holding, make_experiment, paid, service, table_of
+from small_world import files_holding, make_experiment, paid, service, table_of, wait_until
 from store_contract import HashModel, Opener, StoreContract, chunk, random_chunks
 
 from ai4rag_nb.foundations.cache import Cache
@@ -60,7 +59,7 @@ def connect(server: Server, **changes: Any) -> Any:
 def no_pool_is_left() -> Iterator[None]:
     """After each test all pools of this process are closed and their threads have ended."""
     yield
-    assert wait_until(lambda: not pool_threads()), "a store was not closed"
+    wait_until(lambda: not pool_threads())  # a store that was not closed keeps them
 
 
 def pool_threads() -> list[str]:
@@ -622,13 +621,6 @@ class TestNames:
         assert store.get_chunks([("a.md", 1)]) == rows and store.verify(rows).whole
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def sessions(server: Server) -> int:
     with connect(server) as connection:
         query = "select count(*) from pg_stat_activity where application_name = 'ai4rag_nb'"
@@ -659,8 +651,8 @@ class TestPool:
                 get_vector_store(HashModel(), replace(config, language="nolanguage"))
             with pytest.raises(VectorStoreInitializationError):
                 get_vector_store(HashModel(3), config, other.collection_name)
-        assert wait_until(lambda: set(threading.enumerate()) <= threads)
-        assert wait_until(lambda: sessions(postgres) == before)
+        wait_until(lambda: set(threading.enumerate()) <= threads)
+        wait_until(lambda: sessions(postgres) == before)
 
     def test_a_child_process_opens_its_own(self, opener: Opener) -> None:
         store = opener(HashModel(), "ai4rag_forked")
@@ -683,7 +675,7 @@ class TestPool:
     def test_slow_statements_are_cut_off(self, opener: Opener) -> None:
         store = opener(HashModel(), timeout_seconds=1)
         store.add_documents(random_chunks(3))
-        sleep = store._names.fill("select pg_sleep(5) from {table}")
+        sleep = store._names.fill("select pg_sleep(5) from {table}")  # in the server
         with pytest.raises(IndexingError, match=r"it took longer than 1 seconds. Raise timeout_seconds"):
             store._rows_of("search", sleep)
         assert store.count() == 3
@@ -795,12 +787,16 @@ class TestManyProcesses:
 
     def test_a_load_waits_for_an_index(self, opener: Opener) -> None:
         """The time limit of a question is none of waiting for somebody else's build."""
-        store = opener(HashModel(4), "ai4rag_waiting", timeout_seconds=1)
+        store, idle = opener(HashModel(4), "ai4rag_waiting", timeout_seconds=1), opener(HashModel(4))
         store.add_documents(random_chunks(3))
+        idle.add_documents(random_chunks(3))
         with ThreadPoolExecutor(1) as pool:
             with store._writing("build", alone=True):
                 loading = pool.submit(store.add_documents, random_chunks(5, document="b.md"))
-                time.sleep(1.6)
+                with pytest.raises(
+                    IndexingError, match="longer than 1 seconds"
+                ):  # so long the load has waited too
+                    idle._rows_of("search", idle._names.fill("select pg_sleep(5) from {table}"))
                 assert not loading.done()
             assert loading.result() == 5
 

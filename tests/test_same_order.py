@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.outcomes import Skipped
 from servers import MilvusLiteServer
 from servers import milvus_lite_server as milvus_lite_server_fixture
 from servers import postgres as postgres_fixture
@@ -82,7 +83,7 @@ def stores(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dict[str,
     for name, maker in makers.items():
         try:
             config = maker()
-        except pytest.skip.Exception:
+        except Skipped:  # this store cannot run here; the fixture says why
             continue
         opened[name] = get_vector_store(model, config, f"ai4rag_same_{secrets.token_hex(6)}")
     if len(opened) < 2:
