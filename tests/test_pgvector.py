@@ -787,7 +787,8 @@ class TestManyProcesses:
 
     def test_a_load_waits_for_an_index(self, opener: Opener) -> None:
         """The time limit of a question is none of waiting for somebody else's build."""
-        store, idle = opener(HashModel(4), "ai4rag_waiting", timeout_seconds=1), opener(HashModel(4))
+        store = opener(HashModel(4), "ai4rag_waiting", timeout_seconds=1)
+        idle = opener(HashModel(4), timeout_seconds=1)
         store.add_documents(random_chunks(3))
         idle.add_documents(random_chunks(3))
         with ThreadPoolExecutor(1) as pool:
