@@ -50,10 +50,38 @@ def chosen_sentences(
             used += lengths[number]
     return chosen
 
-# %% ../../nbs/02_querying/13_compression.ipynb #d6060422
-_GAP = " ... "
+# %% ../../nbs/02_querying/13_compression.ipynb #18180805
+_GAP, _TABLE = " ... ", ("header", "row")
 
 
+def _stretch(
+    text: str,  # a passage
+    sentences: Sequence[Sentence],  # its sentences
+    number: int,  # one of them
+) -> list[int]:  # where it begins and ends; a row with its line, a head with the line below it
+    """Find what is kept together with a sentence."""
+    own = sentences[number]
+    if own.kind not in _TABLE:
+        return [own.start, own.end]
+    start = text.rfind("\n", 0, own.start) + 1
+    if own.kind == "header" and number + 1 < len(sentences):
+        return [start, max(own.end, text.rfind("\n", 0, sentences[number + 1].start))]
+    end = text.find("\n", own.end)
+    return [start, len(text) if end < 0 else end]
+
+
+def _gap(
+    sentences: Sequence[Sentence],  # the sentences of a passage
+    before: int,  # the last one that was kept
+    number: int,  # the next one
+) -> str:  # what stands in the place of those between them
+    """Mark what is left out."""
+    between = [sentence.kind for sentence in sentences[before : number + 1]]
+    if all(kind in _TABLE for kind in between) and "header" not in between[1:]:
+        return "\n"
+    return f"\n{_GAP.strip()}\n" if {between[0], between[-1]} & set(_TABLE) else _GAP
+
+# %% ../../nbs/02_querying/13_compression.ipynb #fbad0494
 def extracted(
     passage: RetrievedChunk,  # a passage
     sentences: Sequence[Sentence],  # its sentences
@@ -61,14 +89,18 @@ def extracted(
 ) -> RetrievedChunk:  # the passage with them alone
     """Leave the other sentences of a passage out."""
     spans: list[list[int]] = []
-    last: int | None = None
+    gaps: list[str] = []
+    last = -2
     for number in sorted(kept):
-        if last is not None and number == last + 1:
-            spans[-1][1] = sentences[number].end
+        stretch = _stretch(passage.text, sentences, number)
+        if number == last + 1:
+            spans[-1][1] = stretch[1]
         else:
-            spans.append([sentences[number].start, sentences[number].end])
+            gaps.append(_gap(sentences, last, number) if spans else "")
+            spans.append(stretch)
         last = number
-    text = _GAP.join(passage.text[start:end] for start, end in spans)
+    pairs = zip(gaps, spans, strict=True)
+    text = "".join(gap + passage.text[start:end] for gap, (start, end) in pairs)
     metadata = {key: value for key, value in passage.metadata.items() if key != "hit_positions"}
     metadata |= {"extracts": [tuple(span) for span in spans], "original_text": passage.text}
     return replace(passage, text=text, metadata=metadata)
