@@ -5,20 +5,44 @@
 # %% auto #0
 __all__ = ['choose_metrics', 'QuestionSet', 'divide_questions', 'ExperimentInputs', 'prepare_inputs']
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #4b46d768
+# %% ../../nbs/04_optimization/12_preparation.ipynb #e9eec4a9
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..evaluation.benchmark import BenchmarkData, BenchmarkReport
 from ..evaluation.evidence import EvidenceItem
-from ..evaluation.metrics import DEFAULT_METRICS, BaseEvaluator, Metrics, RAGMetric
+from ai4rag_nb.evaluation.metrics import (
+    DEFAULT_METRICS,
+    BaseEvaluator,
+    Metrics,
+    RAGMetric,
+    find_metric,
+)
 from ..evaluation.overall_score import check_metrics
 from ..evaluation.split import split_benchmark
 from ..foundations.errors import BenchmarkError, InputError
 from ..foundations.texts import content_key
 
-# %% ../../nbs/04_optimization/12_preparation.ipynb #f14406e2
+# %% ../../nbs/04_optimization/12_preparation.ipynb #c8e0c22c
+def _check_objective(
+    wanted: RAGMetric | str,  # what to maximise
+    evaluators: Sequence[BaseEvaluator],  # who computes
+) -> RAGMetric:  # the metric
+    """Find the metric that is maximised; of an unknown one it names those that can be."""
+    if isinstance(wanted, str) and not any(wanted in (one.name, one.key) for one in Metrics):
+        computed = {metric for one in evaluators for metric in one.metrics} | {Metrics.OVERALL_SCORE}
+        scores = [one for one in Metrics if one in computed and one.higher_is_better and not one.is_outcome]
+        find_metric(wanted, scores)
+    objective = check_metrics([wanted], evaluators)[0]
+    if objective.is_outcome or not objective.higher_is_better:
+        raise InputError(
+            f"'{objective.name}' is shown, but cannot be maximised.",
+            remedy="Optimize a score, as overall_score or answer_correctness.",
+        )
+    return objective
+
+
 def choose_metrics(
     metrics: Sequence[RAGMetric | str] | None,  # what to measure; the default ones without it
     optimization_metric: RAGMetric | str | None,  # what to maximise; the overall score without it
@@ -26,17 +50,12 @@ def choose_metrics(
 ) -> tuple[list[RAGMetric], RAGMetric]:  # what is measured, and what of it is maximised
     """Find the metrics of a run and the one that it maximises."""
     wanted = Metrics.OVERALL_SCORE if optimization_metric is None else optimization_metric
-    objective = check_metrics([wanted], evaluators)[0]
+    objective = _check_objective(wanted, evaluators)
     if isinstance(metrics, str | bytes) or not isinstance(metrics, Iterable | None):
         name = metrics.key if isinstance(metrics, RAGMetric) else metrics
         example = [name] if isinstance(name, str) else ["faithfulness"]
         raise InputError(f"metrics is {name!r}, which is no list of metrics.", remedy=f"Write {example}.")
     selected = check_metrics([*(DEFAULT_METRICS if metrics is None else metrics), objective], evaluators)
-    if objective.is_outcome or not objective.higher_is_better:
-        raise InputError(
-            f"'{objective.name}' is shown, but cannot be maximised.",
-            remedy="Optimize a score, as overall_score or answer_correctness.",
-        )
     averaged = [metric for metric in selected if not metric.is_outcome and metric != Metrics.OVERALL_SCORE]
     if Metrics.OVERALL_SCORE in selected and not averaged:
         raise InputError(
