@@ -17,7 +17,7 @@ from .safe_html import Html, element, escape, join, shorten
 from .state import DashboardState
 from ..foundations.texts import find_occurrences
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #cfa4bc34
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #4935b3c3
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _LITTLE_WORDS = frozenset(
     re.findall(
@@ -62,7 +62,7 @@ def mark_spans(
             spans.append((position, position + 1, kind))
     return spans
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #a3d7cc3f
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #d50aeeec
 def marked_text(
     text: str,  # the text of a chunk
     spans: Sequence[tuple[int, int, str]],  # what `mark_spans` found
@@ -78,7 +78,7 @@ def marked_text(
         position = end
     return join(parts, escape(text[position:]))
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #deb460ba
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #0575bf87
 def _legs(
     hit: Hit,  # a retrieved chunk
 ) -> Html:  # its scores by leg
@@ -96,13 +96,15 @@ def render_hit(
 ) -> Html:  # a card
     """Show one retrieved chunk."""
     place = f"chunk {hit.sequence_number}" if hit.sequence_number is not None else None
-    evidence = tag("✓ evidence", "good") if hit.evidence else None
+    mark = tag("✓ evidence", "good") if hit.evidence else None
+    if hit.evidence is None and hit.right_document:
+        mark = tag("right document")
     header = element(
         "header",
         element("b", f"{rank}."),
         element("span", shorten(hit.document_id, 80) or "unnamed", class_="strong"),
         element("span", place, class_="quiet") if place else None,
-        evidence,
+        mark,
         _legs(hit),
     )
     label = f"Text of chunk {rank}"
@@ -127,19 +129,23 @@ def render_hits(
         for rank, hit in enumerate(answer.hits, 1)
     ]
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #1d77fbee
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #a2049074
 def evidence_text(
     hits: Sequence[Hit],  # the retrieved chunks in rank order
 ) -> str:  # a sentence
     """Say where the evidence is among the chunks."""
     ranks = [str(rank) for rank, hit in enumerate(hits, 1) if hit.evidence]
+    right = [str(rank) for rank, hit in enumerate(hits, 1) if hit.right_document]
     if not hits:
         return "No chunk was retrieved."
+    if all(hit.evidence is None for hit in hits):
+        place = f"at rank {', '.join(right)} of {len(hits)}" if right else f"in none of {len(hits)} chunks"
+        return f"The right document: {place} (this question has no evidence that tells the right passage)."
     if not ranks:
         return f"None of the {len(hits)} chunks is marked as evidence."
     return f"Evidence at rank {', '.join(ranks)} of {len(hits)}."
 
-
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #3618376d
 def _answer_card(
     answer: Answer,  # what the pattern made of the question
 ) -> Html:  # question, answers and scores
@@ -165,7 +171,7 @@ def _answer_card(
         class_="card",
     )
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #89103701
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #3fbc1e41
 def render_retrieval(
     state: DashboardState,  # what to show
     question_id: str | None,  # a question's id
@@ -181,7 +187,7 @@ def render_retrieval(
         _answer_card(answer), element("p", evidence_text(answer.hits), " ", legend), render_hits(answer)
     )
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #9e30c960
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #5c5d3a3a
 def render_question_details(
     state: DashboardState,  # what to show
     question_ids: Sequence[str],  # which questions, in this order

@@ -87,7 +87,7 @@ class AnswerMetrics:
         is_outcome=True,
     )
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #821cb8bd
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #af4583ad
 @dataclass(frozen=True)
 class MetricCatalogue(AnswerMetrics):
     """List all metrics, and find them by name."""
@@ -109,7 +109,7 @@ class MetricCatalogue(AnswerMetrics):
     EVIDENCE_COVERAGE: RAGMetric = RAGMetric(
         "evidence_coverage",
         "custom",
-        "Share of the evidence's characters that stand in the retrieved chunks; only questions with evidence count.",
+        "Share of the evidence's characters in the retrieved chunks; only questions with evidence count.",
     )
 
     def __iter__(self) -> Iterator[RAGMetric]:
