@@ -21,7 +21,7 @@ from .optimization.run_store import is_run_folder
 from .serving.run_report import run_state, write_run_report
 
 
-# %% ../nbs/08_facade/01_experiment.ipynb #32f77ffb
+# %% ../nbs/08_facade/01_experiment.ipynb #f931d4e3
 class ShownExperiment(Experiment):
     """Show what an experiment does while it runs."""
 
@@ -33,6 +33,7 @@ class ShownExperiment(Experiment):
         if not self.show_progress or any(isinstance(handler, ProgressBars | Dashboard) for handler in given):
             return given
         bars = ProgressBars("always")
+        bars.announce(repr(self))
         bars.show()
         return [*given, bars]
 
