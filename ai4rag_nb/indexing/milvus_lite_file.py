@@ -193,7 +193,7 @@ def merge_segments(
         collection._cleanup_orphan_index_files()
     return most
 
-# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #6fd876a7
+# %% ../../nbs/01_indexing/15_milvus_lite_file.ipynb #a464b166
 _OPEN_FILES: dict[tuple[int, str], MilvusLiteFile] = {}  # (process, path) -> the handle
 _OPEN_LOCK = threading.RLock()
 _STOP_SECONDS = 5.0  # how long the end of a server is waited for
@@ -204,6 +204,7 @@ def _connect(
     path: Path,  # the Milvus Lite file, resolved
 ) -> Any:  # a pymilvus client
     """Open a Milvus Lite file, or say why not."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         import pyarrow

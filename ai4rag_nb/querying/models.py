@@ -29,7 +29,7 @@ __all__ = ['DEFAULT_EMBEDDING', 'DEFAULT_GENERATION', 'ModelSpec', 'parse_spec',
            'check_local_name', 'embedding_model', 'foundation_model', 'default_embedding', 'reader_parameters',
            'check_service', 'check_model']
 
-# %% ../../nbs/02_querying/05_models.ipynb #6916a55b
+# %% ../../nbs/02_querying/05_models.ipynb #339c7ec7
 DEFAULT_EMBEDDING = f"local:{DEFAULT_LOCAL_MODEL}"
 DEFAULT_GENERATION = "local:extractive"
 _FORMS = "'local:NAME', 'local:PATH', 'local:gguf:PATH' or 'openai:MODEL'"
@@ -54,6 +54,8 @@ def parse_spec(
     if not isinstance(spec, str) or not spec.strip():
         raise ModelSettingsError("A model has no name.", remedy=f"Name it as {_FORMS}.")
     text = default if spec.strip() == "default" else spec.strip()
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ModelSettingsError(f"The name {spec!a} is no valid text.", remedy=f"Name it as {_FORMS}.")
     provider, colon, name = text.partition(":")
     if provider not in ("local", "openai") or not name.strip():
         meant = suggestion(provider, ["local", "openai"]) if colon else ""

@@ -6,7 +6,7 @@
 __all__ = ['say', 'space_from', 'settings_from', 'refuse_later_names', 'refuse_places_among_documents', 'read_documents',
            'print_results', 'search', 'run_command', 'own_name', 'demo_experiment', 'demo_command']
 
-# %% ../../nbs/07_serving/05_running.ipynb #a3f72970
+# %% ../../nbs/07_serving/05_running.ipynb #f175101d
 import argparse
 import sys
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from ..dashboard.progress import ProgressBars
 from ..evaluation.benchmark import BenchmarkData
 from ..foundations.errors import NotAvailableError, RunFolderError
 from ..foundations.events import BaseEventHandler, EventBus, ExperimentStep, phase
+from ..foundations.paths import check_path
 from ..foundations.settings import Settings, load_settings
 from ..indexing.documents import LoadedDocuments, load_documents
 from ..optimization.experiment import Experiment
@@ -84,15 +85,15 @@ def refuse_later_names(
             remedy="Use milvus_lite, which needs no server.",
         )
 
-# %% ../../nbs/07_serving/05_running.ipynb #b1d21f47
+# %% ../../nbs/07_serving/05_running.ipynb #3fd6794a
 def refuse_places_among_documents(
     documents: str,  # the folder with the documents
     places: Sequence[Path],  # where results, cache and vectors go
 ) -> None:
     """Refuse to write where the next run would read documents."""
-    home = Path(documents).resolve()
+    home = check_path(documents, "The folder with the documents").resolve()
     for place in places:
-        path = place.resolve()
+        path = check_path(place, "The place").resolve()
         inside = path.relative_to(home).parts if path.is_relative_to(home) else ()
         if inside and not any(part.startswith(".") for part in inside):
             raise RunFolderError(
