@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from ai4rag_nb import open_run
+from ai4rag_nb.dashboard.render_leaderboard import render_leaderboard
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, put_trial
 from ai4rag_nb.serving.commands import main
+from ai4rag_nb.serving.run_report import run_state, write_run_report
 
 OBJECTIVE = "custom:overall_score"
 ASKED, ANSWERABLE = 16, 13  # q13, q14 and q15 have no answer in the documents
@@ -148,3 +150,44 @@ def test_a_run_that_was_stopped_at_once_says_how_to_go_on(
     assert main(["leaderboard", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert "Go on with the same command." in printed and "rank" not in printed
+
+
+def words(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.S))
+
+
+def test_the_report_tells_what_a_score_does_not_show(run: Path) -> None:
+    page = write_run_report(run).read_text()
+    text = words(page)
+    assert "13 of 16 scored; 1 rightly refused, 1 wrongly refused, 2 answered though unanswerable" in text
+    assert "13 of 16 scored; 2 rightly refused, 1 answered though unanswerable" in text
+    assert "It answered 2 of 3 unanswerable questions." in text
+    assert (
+        "6 of 7 questions; 1 is unanswerable and has no score" in text and "all 6 equal, no interval" in text
+    )
+    assert (
+        "all 13 equal, no interval" in text and "0.500 to 0.500" not in text and "1.000 to 1.000" not in text
+    )
+    heat = page[page.index("Scores by question</h2>") : page.index("Question by question</h2>")]
+    cells = re.findall(r'<td class="(cell [^"]*)"[^>]*>([^<]*)<', heat)
+    assert len(cells) == 2 * ASKED and not [cell for cell in cells if cell[1] == "–"]
+    counts = {
+        word: [cell[1] for cell in cells].count(word) for word in ("✓ rightly refused", "✕ wrongly refused")
+    }
+    assert counts == {"✓ rightly refused": 3, "✕ wrongly refused": 1}
+    assert cells.count(("cell outcome fault", "✕ answered though unanswerable")) == 3
+    details = words(page[page.index("Question by question</h2>") :])
+    assert "Question 15? ✕ answered though unanswerable" in details
+    assert "Question 13? ✓ rightly refused" in details and "Question 2? ✕ wrongly refused" in details
+
+
+def test_the_report_shows_every_question_without_a_box(run: Path) -> None:
+    page = write_run_report(run).read_text()
+    heat = page[page.index("Scores by question</h2>") : page.index("Question by question</h2>")]
+    assert heat.count("<tr") == ASKED + 1 and "tall" not in heat
+    assert "Scroll the table sideways for the settings." in page
+
+
+def test_the_dashboard_orders_by_what_is_good(run: Path) -> None:
+    shown = words(render_leaderboard(run_state(run), "custom:wrong_refusal"))
+    assert shown.index("Pattern2") < shown.index("Pattern1") and "lowest first: low is good" in shown

@@ -33,7 +33,7 @@ def metric_key(
     name, evaluator = str(entry.get("name", "")), entry.get("evaluator")
     return f"{evaluator}:{name}" if evaluator else name
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #1c7a82ec
+# %% ../../nbs/06_dashboard/01_payload.ipynb #3d9853b8
 @dataclass(frozen=True)
 class Score:
     """Hold the mean of one metric over the questions of one pattern."""
@@ -45,6 +45,8 @@ class Score:
     high: float | None = None  # upper end of its interval
     count: int | None = None  # how many questions it is the mean of
     description: str = ""  # what the metric measures
+    not_applicable: int = 0  # questions that it does not apply to
+    lost: int = 0  # questions whose answer was lost
 
     @property
     def key(self) -> str:
@@ -66,6 +68,8 @@ def read_score(
         high=number(scores.get("ci_high")),
         count=None if count is None else int(count),
         description=str(entry.get("description") or ""),
+        not_applicable=int(number(entry.get("not_applicable")) or 0),
+        lost=int(number(entry.get("unscored")) or 0),
     )
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #34e542d3

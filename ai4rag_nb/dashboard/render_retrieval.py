@@ -6,11 +6,12 @@
 __all__ = ['question_words', 'mark_spans', 'marked_text', 'render_hit', 'render_hits', 'evidence_text', 'render_retrieval',
            'render_question_details']
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #82cf7440
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #7494f07d
 import re
 from collections.abc import Iterable, Sequence
 
 from .look import format_score, format_seconds, tag
+from .outcomes import answer_outcome, render_outcome
 from .payload import Answer, Hit
 from .render_questions import answer_text, gold_text, question_anchor, render_question
 from .safe_html import Html, element, escape, join, shorten
@@ -78,7 +79,7 @@ def marked_text(
         position = end
     return join(parts, escape(text[position:]))
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #0575bf87
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #83e01287
 def _legs(
     hit: Hit,  # a retrieved chunk
 ) -> Html:  # its scores by leg
@@ -111,7 +112,7 @@ def render_hit(
     body = element(
         "div",
         marked_text(hit.text, spans),
-        class_="text",
+        class_="text whole-text" if hit.evidence or any(kind == "gold" for *_, kind in spans) else "text",
         dir="auto",
         tabindex="0",
         role="region",
@@ -187,7 +188,7 @@ def render_retrieval(
         _answer_card(answer), element("p", evidence_text(answer.hits), " ", legend), render_hits(answer)
     )
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #5c5d3a3a
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #2544b1a5
 def render_question_details(
     state: DashboardState,  # what to show
     question_ids: Sequence[str],  # which questions, in this order
@@ -198,7 +199,10 @@ def render_question_details(
     for question_id in question_ids:
         trial = state.trial(pattern)
         answer = trial.answers.get(question_id) if trial is not None else None
-        score = format_score(trial.question_score(question_id, state.metric)) if trial is not None else "–"
+        score = tag(
+            format_score(trial.question_score(question_id, state.metric)) if trial is not None else "–"
+        )
+        outcome = answer_outcome(answer) if answer is not None else ""
         sources: list[Html] = []
         if answer is not None:
             title = element("h3", f"What {shorten(pattern, 40)} retrieved")
@@ -206,7 +210,11 @@ def render_question_details(
         place = question_anchor(state, question_id)
         inner = element("div", render_question(state, question_id), sources, id=place)
         heading = element(
-            "summary", shorten(state.questions[question_id][0], 140), " ", tag(score), dir="auto"
+            "summary",
+            shorten(state.questions[question_id][0], 140),
+            " ",
+            render_outcome(outcome) if outcome else score,
+            dir="auto",
         )
         folds.append(element("details", heading, inner))
     return join(folds)
