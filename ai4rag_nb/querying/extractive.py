@@ -37,9 +37,24 @@ from ai4rag_nb.querying.generation import (
 )
 
 # %% auto #0
-__all__ = ['CERTAINTY_WEIGHTS', 'CERTAINTY_OFFSET', 'READER_VERSION', 'DEFAULT_THRESHOLD', 'ROW_MARGIN', 'Shortlist', 'shortlist',
-           'VectorMemory', 'readable_beginning', 'certainty', 'ReaderSettings', 'chosen_candidates', 'joined',
-           'at_hand', 'ExtractiveFoundationModel']
+__all__ = [
+    "CERTAINTY_WEIGHTS",
+    "CERTAINTY_OFFSET",
+    "READER_VERSION",
+    "DEFAULT_THRESHOLD",
+    "ROW_MARGIN",
+    "Shortlist",
+    "shortlist",
+    "VectorMemory",
+    "readable_beginning",
+    "certainty",
+    "ReaderSettings",
+    "chosen_candidates",
+    "joined",
+    "at_hand",
+    "ExtractiveFoundationModel",
+]
+
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #f28c966a
 @dataclass(frozen=True)
@@ -64,6 +79,7 @@ def shortlist(
     best = sorted(range(len(candidates)), key=lambda place: (-scores[place], place))[:most]
     kept = [(candidates[place], scores[place], float(clues.found[place])) for place in best]
     return Shortlist(*zip(*kept, strict=True)) if kept else Shortlist()
+
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #20dc5663
 _MOST_VECTORS = 20_000  # kept in memory: about 30 MB
@@ -98,6 +114,7 @@ class VectorMemory:
                 self.vectors.popitem(last=False)
         return made
 
+
 # %% ../../nbs/02_querying/03_extractive.ipynb #77a423b9
 def readable_beginning(
     model: BaseEmbeddingModel,  # whose window counts
@@ -111,6 +128,7 @@ def readable_beginning(
     while window is not None and counter.count(text) > window:
         text = text[: len(text) * 3 // 4]
     return text
+
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #c3560ec8
 CERTAINTY_WEIGHTS = (2.6, 1.25, 3.5, 1.0)  # score of the best, highest similarity, words found, code
@@ -126,6 +144,7 @@ def certainty(
     """Estimate whether the passages answer the question."""
     weighted = zip(CERTAINTY_WEIGHTS, (score, similarity, found, code), strict=True)
     return 1 / (1 + math.exp(-CERTAINTY_OFFSET - math.fsum(weight * value for weight, value in weighted)))
+
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #19b23529
 READER_VERSION = 3  # raised when the same settings would give other answers
@@ -161,6 +180,7 @@ class ReaderSettings(BaseFoundationModel):
         weights = [*WORD_WEIGHTS, CODE_SHARE, KIND_WEIGHT, RANK_WEIGHT, *CERTAINTY_WEIGHTS, CERTAINTY_OFFSET]
         facts = {"kind": "extractive", "version": READER_VERSION, "weights": weights}
         return {**facts, **settings, "embedding": self.embedding_model.fingerprint()}
+
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #ebf5fafb
 def chosen_candidates(
@@ -201,6 +221,7 @@ def joined(
         text += ((" " if running else "\n") if spaced else "") + candidate.text
     return text
 
+
 # %% ../../nbs/02_querying/03_extractive.ipynb #e9426455
 def at_hand(
     model: ReaderSettings,  # whose embedding model compares
@@ -225,6 +246,7 @@ def at_hand(
     rows = [known[f"q{asked[question]}"] for question in questions]
     columns = [known[f"s{shown[text]}"] for text in texts]
     return np.array(rows), np.array(columns)
+
 
 # %% ../../nbs/02_querying/03_extractive.ipynb #1d1d4913
 class ExtractiveFoundationModel(ReaderSettings):
