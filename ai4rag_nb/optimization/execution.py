@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['start_events', 'new_runner', 'get_ready', 'attempt', 'is_indexed', 'restore_collection', 'execute',
-           'write_missing_files', 'placed_binding', 'remember_setup', 'run_prepared']
+           'write_missing_files', 'placed_binding', 'remember_setup', 'counted_loss', 'run_prepared']
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #ad1d5ce4
+# %% ../../nbs/04_optimization/20_execution.ipynb #64cc9712
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..foundations.cache import Cache
 from ..foundations.errors import StorageError, StoppedError
 from ai4rag_nb.foundations.events import (
     BaseEventHandler,
@@ -75,7 +77,7 @@ def new_runner(
     threads = prepared.options.inference_max_threads or prepared.settings.inference_max_threads
     return TrialRunner(inputs, work, prepared.models.space.combinations, threads)
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #f3df15e1
+# %% ../../nbs/04_optimization/20_execution.ipynb #013cac2e
 def get_ready(
     prepared: PreparedExperiment,  # everything a search needs
     runner: TrialRunner,  # evaluates configurations
@@ -87,7 +89,8 @@ def get_ready(
     if note:
         runner.work.bus.status(LogLevel.WARNING, note, ExperimentStep.EMBEDDING)
     parts = [part for part in (prepared.inputs.tuning, prepared.inputs.held_out) if part is not None]
-    check_models(prepared.models, [text for part in parts for text in part.benchmark.questions])
+    for said in check_models(prepared.models, [text for part in parts for text in part.benchmark.questions]):
+        runner.work.bus.status(LogLevel.WARNING, said, ExperimentStep.MODEL_SELECTION)
 
 # %% ../../nbs/04_optimization/20_execution.ipynb #21ffbbb6
 def attempt(
@@ -209,7 +212,23 @@ def remember_setup(
         }
     )
 
-# %% ../../nbs/04_optimization/20_execution.ipynb #ca98a1dd
+# %% ../../nbs/04_optimization/20_execution.ipynb #36cb1e28
+_PAID = {"answers": "answers", "embeddings": "vectors"}  # kinds of what the cache keeps, as people know them
+
+
+def counted_loss(
+    error: StorageError,  # what ended the run
+    cache: Cache,  # with what could not be written
+) -> StorageError:  # the same, with the number of answers that were paid and not kept
+    """Say how much that was paid could not be kept."""
+    lost = Counter(_PAID[kind] for kind, _ in cache.unkept if kind in _PAID)
+    if not lost:
+        return error
+    listed = " and ".join(f"{number} {name}" for name, number in sorted(lost.items()))
+    said = f"{error.message} {listed} could not be kept, and nothing more was asked for after that."
+    return StorageError(said, remedy=error.remedy)
+
+# %% ../../nbs/04_optimization/20_execution.ipynb #3670a879
 def run_prepared(
     prepared: PreparedExperiment,  # everything a search needs
     handlers: Sequence[BaseEventHandler],  # who listens
@@ -240,6 +259,8 @@ def _run_alone(
     except (StoppedError, KeyboardInterrupt):
         state = "stopped"
         raise
+    except StorageError as error:
+        raise counted_loss(error, prepared.workspace.cache) from error
     finally:
         with suppress(StorageError):
             store.put_facts({"state": state, "warnings": bus.warnings})

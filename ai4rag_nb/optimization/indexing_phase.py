@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['IndexingPhase', 'chunker_for', 'cut_documents', 'refused_chunk', 'load_chunks', 'keep_chunks', 'kept_chunks',
-           'Cutting', 'is_indexed', 'open_index']
+           'Cutting', 'open_index']
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #7aa37c7a
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #6c63c7b4
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from ai4rag_nb.indexing.collections import (
     indexing_fingerprint,
     open_collection,
 )
-from ..indexing.embedding import BaseEmbeddingModel, CachedEmbeddingModel, known_dimension
+from ..indexing.embedding import BaseEmbeddingModel
 from ..indexing.embedding_checks import RefusedTextError
 from ..indexing.vector_store import BaseVectorStore, BaseVectorStoreConfig
 
@@ -79,7 +79,7 @@ def cut_documents(
         )
     return chunks
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #7edf9be2
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #ba9503ee
 def refused_chunk(
     error: RefusedTextError,  # the text that a model does not take
     chunks: Sequence[AI4RAGChunk],  # where it comes from
@@ -143,22 +143,21 @@ def kept_chunks(
         return None
     return chunks if whole else None
 
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #6f58d2ec
+# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #b1a326b7
 @dataclass
 class Cutting:
     """Give the chunks of all documents, cut at most once."""
 
     work: IndexingPhase  # what indexes are made from
     chunker: BaseChunker  # how documents are cut
-    made: list[AI4RAGChunk] | None = field(default=None, repr=False)  # when they were cut or read now
-    cut: bool = False  # whether they were cut now
+    made: list[AI4RAGChunk] | None = field(default=None, repr=False)  # when they were cut now
 
     def digest(self) -> str:
         """Name the chunks; they are cut when nobody did that before."""
         key = content_key("chunks", self.work.documents_key, self.chunker.fingerprint())
         digest = get_json(self.work.cache, _DIGESTS, key)
         if not isinstance(digest, str):
-            self.made, self.cut = cut_documents(self.work, self.chunker), True
+            self.made = cut_documents(self.work, self.chunker)
             digest = keep_chunks(self.work.cache, self.made)
             put_json(self.work.cache, _DIGESTS, key, digest)
         return digest
@@ -169,21 +168,9 @@ class Cutting:
         if self.made is None:
             self.made = kept_chunks(self.work.cache, digest)
         if self.made is None:
-            self.made, self.cut = cut_documents(self.work, self.chunker), True
+            self.made = cut_documents(self.work, self.chunker)
             keep_chunks(self.work.cache, self.made)
         return self.made
-
-# %% ../../nbs/04_optimization/13_indexing_phase.ipynb #58380153
-def is_indexed(
-    work: IndexingPhase,  # what indexes are made from
-    configuration: Mapping[str, Any],  # a canonical configuration
-    model: BaseEmbeddingModel,  # the embedding model that it names
-) -> bool:  # whether the workspace has cut and embedded before, so that a collection costs nothing
-    """Tell whether a workspace knows an index; the chunks are kept either way."""
-    cutting = Cutting(work, chunker_for(configuration, model))
-    cutting.chunks()
-    embedded = not isinstance(model, CachedEmbeddingModel) or known_dimension(model) is not None
-    return embedded and not cutting.cut
 
 # %% ../../nbs/04_optimization/13_indexing_phase.ipynb #8a796540
 def open_index(
