@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 
 from ai4rag_nb.evaluation.token_scores import WordCounter, token_overlap
 from ai4rag_nb.foundations.cache import Cache
-from ai4rag_nb.indexing.embedding import BaseEmbeddingModel, Batches, EmbeddingCounts
+from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
+from ai4rag_nb.indexing.embedding_checks import Batches, EmbeddingCounts
 from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel
 from ai4rag_nb.querying.candidates import find_candidates
 from ai4rag_nb.querying.clues import clues_of, question_stems
