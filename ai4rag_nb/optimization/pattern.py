@@ -65,7 +65,7 @@ class LazyPipeline:
         self.close()
 
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #79235a86
+# %% ../../nbs/04_optimization/10_pattern.ipynb #b94ec9cf
 class Pattern(LazyPipeline):
     """Answer questions with one evaluated configuration."""
 
@@ -82,6 +82,14 @@ class Pattern(LazyPipeline):
     def __repr__(self) -> str:
         score = "no score" if self.result.score is None else f"score {self.result.score:.3f}"
         return f"Pattern({self.name}, {score})"
+
+    def load(self) -> None:
+        """Open the pipeline and load a local embedding model, so that the first question is as fast as the next."""
+        store = getattr(getattr(self.rag, "retriever", None), "vector_store", None)
+        model = getattr(store, "embedding_model", None)
+        model = getattr(model, "model", model)  # behind its memory, which would answer without it
+        if str(getattr(model, "spec", "")).startswith("local:"):
+            model.embed_query("ready")
 
     def generate(
         self,
