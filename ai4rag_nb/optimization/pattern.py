@@ -65,7 +65,7 @@ class LazyPipeline:
         self.close()
 
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #b94ec9cf
+# %% ../../nbs/04_optimization/10_pattern.ipynb #b061c556
 class Pattern(LazyPipeline):
     """Answer questions with one evaluated configuration."""
 
@@ -84,7 +84,7 @@ class Pattern(LazyPipeline):
         return f"Pattern({self.name}, {score})"
 
     def load(self) -> None:
-        """Open the pipeline and load a local embedding model, so that the first question is as fast as the next."""
+        """Open the pipeline and load a local embedding model, so that the first question is not slower."""
         store = getattr(getattr(self.rag, "retriever", None), "vector_store", None)
         model = getattr(store, "embedding_model", None)
         model = getattr(model, "model", model)  # behind its memory, which would answer without it
