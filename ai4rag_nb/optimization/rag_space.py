@@ -35,19 +35,20 @@ from ..querying.model_checks import check_names_of_models
 # %% auto #0
 __all__ = ["without_role", "assemble", "RAGValues", "AI4RAGSearchSpace", "read_space_file", "resolved"]
 
-# %% ../../nbs/04_optimization/03_rag_space.ipynb #42608c63
+# %% ../../nbs/04_optimization/03_rag_space.ipynb #1d66ff2f
 _MODELS = ("embedding_model", "foundation_model")  # the settings whose values are models or name them
 
 
 def _check_models(
     given: Mapping[str, Parameter],  # what the user gave
-) -> None:
+) -> dict[str, Parameter]:  # the same
     """Refuse a text that names no model; keys, services and files are looked at by the experiment."""
     named = [given[name].choices.values if name in given else () for name in _MODELS]
     check_names_of_models(*named)
+    return dict(given)
 
 
-# %% ../../nbs/04_optimization/03_rag_space.ipynb #6478c31b
+# %% ../../nbs/04_optimization/03_rag_space.ipynb #48191182
 def _given_parameters(
     parameters: Iterable[Parameter],  # parameters that were made by hand
     values: Mapping[str, Any],  # name -> list of values
@@ -74,8 +75,7 @@ def _given_parameters(
             choices = checked_choices(setting.name, setting.param_type, choices.values)
         check_values(setting.name, choices.values)
         given[setting.name] = replace(parameter, param_type=setting.param_type)
-    _check_models(given)
-    return given
+    return _check_models(given)
 
 
 def _range_parameter(

@@ -12,6 +12,7 @@ __all__ = [
     "named_result",
     "built_pattern",
     "ExploredResults",
+    "NamedPatterns",
     "ExperimentResults",
 ]
 
@@ -184,8 +185,31 @@ class ExploredResults(RankedEvaluations):
         return list(dict.fromkeys(binding["collection_name"] for binding in bindings if binding))
 
 
-# %% ../../nbs/04_optimization/09_results.ipynb #d9d3c93b
-class ExperimentResults(ExploredResults):
+# %% ../../nbs/04_optimization/09_results.ipynb #3bd48b2f
+class NamedPatterns(ExploredResults):
+    """Give patterns as pipelines that answer."""
+
+    def best_pattern(
+        self,
+        *names: str,  # none: the leader has its own name
+    ) -> "Pattern":  # answers
+        """Return the leader as a pipeline that answers."""
+        if names:
+            raise InputError(
+                "best_pattern takes no name.", remedy=f"Call pattern({names[0]!r}) for that pattern."
+            )
+        return built_pattern(self, best_result(self))
+
+    def pattern(
+        self,
+        name: str,  # "Pattern3"
+    ) -> "Pattern":  # answers
+        """Return a pattern as a pipeline that answers; an unknown name raises `InputError`."""
+        return built_pattern(self, named_result(self, name))
+
+
+# %% ../../nbs/04_optimization/09_results.ipynb #dac62e9b
+class ExperimentResults(NamedPatterns):
     """Hold what an experiment found out, and answer questions about it."""
 
     def __repr__(self) -> str:
@@ -210,21 +234,3 @@ class ExperimentResults(ExploredResults):
     ) -> list[EvaluationResult]:  # the best ones, best first
         """Return the best configurations that can win."""
         return [result for result in self.ranking() if result.state in RANKED_STATES][:k]
-
-    def best_pattern(
-        self,
-        *names: str,  # none: the leader has its own name
-    ) -> "Pattern":  # answers
-        """Return the leader as a pipeline that answers."""
-        if names:
-            raise InputError(
-                "best_pattern takes no name.", remedy=f"Call pattern({names[0]!r}) for that pattern."
-            )
-        return built_pattern(self, best_result(self))
-
-    def pattern(
-        self,
-        name: str,  # "Pattern3"
-    ) -> "Pattern":  # answers
-        """Return a pattern as a pipeline that answers; an unknown name raises `InputError`."""
-        return built_pattern(self, named_result(self, name))

@@ -30,6 +30,7 @@ __all__ = [
     "CompletingSpace",
     "IndexedSpace",
     "SearchSpace",
+    "space_html",
     "describe",
 ]
 
@@ -255,7 +256,7 @@ class IndexedSpace(CompletingSpace):
             return False
 
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #94efd1e1
+# %% ../../nbs/04_optimization/02_search_space.ipynb #d506faae
 @dataclass(frozen=True, eq=False, repr=False)
 class SearchSpace(IndexedSpace):
     """Hold the parameters and rules of a search, and every allowed configuration by number."""
@@ -288,9 +289,7 @@ class SearchSpace(IndexedSpace):
         return f"{type(self).__name__}: {' of '.join(counted)}"
 
     def _repr_html_(self) -> str:
-        cells = [(parameter.name, describe(parameter)) for parameter in self.parameters]
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in cells)
-        return f"<p>{escape(repr(self))}</p><table>{rows}</table>"
+        return space_html(repr(self), self.parameters)
 
     def __str__(self) -> str:
         """Return one line for each parameter."""
@@ -299,7 +298,17 @@ class SearchSpace(IndexedSpace):
         return "\n".join([repr(self), *lines])
 
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #ca321449
+# %% ../../nbs/04_optimization/02_search_space.ipynb #052b776d
+def space_html(
+    title: str,  # what stands above
+    parameters: Sequence[Parameter],  # the parameters of a space
+) -> str:  # HTML
+    """Show parameters with their values as a table."""
+    cells = [(parameter.name, describe(parameter)) for parameter in parameters]
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in cells)
+    return f"<p>{escape(title)}</p><table>{rows}</table>"
+
+
 def describe(
     parameter: Parameter,  # any parameter
 ) -> str:  # its values, and when it is on
