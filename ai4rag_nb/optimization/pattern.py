@@ -65,7 +65,7 @@ class LazyPipeline:
         self.close()
 
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #b061c556
+# %% ../../nbs/04_optimization/10_pattern.ipynb #0f23ce2e
 class Pattern(LazyPipeline):
     """Answer questions with one evaluated configuration."""
 
@@ -86,7 +86,7 @@ class Pattern(LazyPipeline):
     def load(self) -> None:
         """Open the pipeline and load a local embedding model, so that the first question is not slower."""
         store = getattr(getattr(self.rag, "retriever", None), "vector_store", None)
-        model = getattr(store, "embedding_model", None)
+        model: Any = getattr(store, "embedding_model", None)
         model = getattr(model, "model", model)  # behind its memory, which would answer without it
         if str(getattr(model, "spec", "")).startswith("local:"):
             model.embed_query("ready")
