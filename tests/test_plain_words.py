@@ -191,3 +191,24 @@ def test_the_report_shows_every_question_without_a_box(run: Path) -> None:
 def test_the_dashboard_orders_by_what_is_good(run: Path) -> None:
     shown = words(render_leaderboard(run_state(run), "custom:wrong_refusal"))
     assert shown.index("Pattern2") < shown.index("Pattern1") and "lowest first: low is good" in shown
+
+
+def test_a_folder_that_is_missing_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    benchmark = tmp_path / "questions.json"
+    benchmark.write_text(
+        '[{"question": "Which?", "correct_answers": ["This."], "correct_answer_document_keys": ["a.md"]}]'
+    )
+    arguments = [
+        "run",
+        "--documents",
+        str(tmp_path / "none"),
+        "--benchmark",
+        str(benchmark),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main([*arguments, "--workspace", str(tmp_path / "workspace")]) == 2
+    said = capsys.readouterr()
+    assert "There is no" in said.err and "Reading documents" not in said.err + said.out

@@ -6,16 +6,17 @@
 __all__ = ['question_words', 'mark_spans', 'marked_text', 'render_hit', 'render_hits', 'evidence_text', 'render_retrieval',
            'render_question_details']
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #7494f07d
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #c3c1452f
 import re
 from collections.abc import Iterable, Sequence
 
 from .look import format_score, format_seconds, tag
-from .outcomes import answer_outcome, render_outcome
+from .outcomes import answer_outcome, is_unanswerable, render_outcome
 from .payload import Answer, Hit
 from .render_questions import answer_text, gold_text, question_anchor, render_question
 from .safe_html import Html, element, escape, join, shorten
 from .state import DashboardState
+from ..evaluation.wording import counted
 from ..foundations.texts import find_occurrences
 
 # %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #4935b3c3
@@ -130,7 +131,7 @@ def render_hits(
         for rank, hit in enumerate(answer.hits, 1)
     ]
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #a2049074
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #26fdd183
 def evidence_text(
     hits: Sequence[Hit],  # the retrieved chunks in rank order
 ) -> str:  # a sentence
@@ -140,11 +141,24 @@ def evidence_text(
     if not hits:
         return "No chunk was retrieved."
     if all(hit.evidence is None for hit in hits):
-        place = f"at rank {', '.join(right)} of {len(hits)}" if right else f"in none of {len(hits)} chunks"
+        place = (
+            f"at rank {', '.join(right)} of {len(hits)}"
+            if right
+            else f"in none of {counted(len(hits), 'chunk')}"
+        )
         return f"The right document: {place} (this question has no evidence that tells the right passage)."
     if not ranks:
-        return f"None of the {len(hits)} chunks is marked as evidence."
+        return f"None of the {counted(len(hits), 'chunk')} is marked as evidence."
     return f"Evidence at rank {', '.join(ranks)} of {len(hits)}."
+
+
+def _found(
+    answer: Answer,  # what a pattern made of a question
+) -> str:  # a sentence
+    """Say where the evidence is, if there is any to find."""
+    if is_unanswerable(answer):
+        return "No passage answers this question."
+    return evidence_text(answer.hits)
 
 # %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #3618376d
 def _answer_card(
@@ -172,7 +186,7 @@ def _answer_card(
         class_="card",
     )
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #3fbc1e41
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #e4790a57
 def render_retrieval(
     state: DashboardState,  # what to show
     question_id: str | None,  # a question's id
@@ -184,11 +198,9 @@ def render_retrieval(
     if answer is None:
         return element("p", "Select a question and a pattern that has answered it.", class_="quiet")
     legend = element("mark", "words of the question"), " ", element("mark", "right answer", class_="gold")
-    return join(
-        _answer_card(answer), element("p", evidence_text(answer.hits), " ", legend), render_hits(answer)
-    )
+    return join(_answer_card(answer), element("p", _found(answer), " ", legend), render_hits(answer))
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #2544b1a5
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #eeb06914
 def render_question_details(
     state: DashboardState,  # what to show
     question_ids: Sequence[str],  # which questions, in this order
@@ -206,7 +218,7 @@ def render_question_details(
         sources: list[Html] = []
         if answer is not None:
             title = element("h3", f"What {shorten(pattern, 40)} retrieved")
-            sources = [title, element("p", evidence_text(answer.hits)), *render_hits(answer)]
+            sources = [title, element("p", _found(answer)), *render_hits(answer)]
         place = question_anchor(state, question_id)
         inner = element("div", render_question(state, question_id), sources, id=place)
         heading = element(

@@ -36,7 +36,7 @@ from .report_answer import ReportFacts, best_trial, render_answer, score_sentenc
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, TrialState
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #4502a4db
+# %% ../../nbs/06_dashboard/18_report.ipynb #13e9917e
 def _metric_row(
     score: Score,  # one metric of the best pattern
     held_out: Sequence[Score],  # its scores on questions that the search never saw
@@ -52,7 +52,9 @@ def _metric_row(
         element("td", format_score(score.mean), class_="number strong"),
         element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", score.count, class_="number"),
-        element("td", score_sentence(kept) if kept is not None else "–") if held_out else None,
+        element("td", score_sentence(kept) if kept is not None else "–", class_="words")
+        if held_out
+        else None,
         element("td", shorten(score.description, 400), class_="quiet words"),
     )
 

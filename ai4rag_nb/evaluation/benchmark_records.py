@@ -156,7 +156,7 @@ def parse_record(
         answerable=answerable,
     )
 
-# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #bbd6e266
+# %% ../../nbs/03_evaluation/01_benchmark_records.ipynb #2ef6a343
 def _check_columns(
     records: Sequence[Mapping[str, Any]],  # the records as they were read
 ) -> None:
@@ -174,9 +174,10 @@ def _check_columns(
         hints = " ".join(
             f"{name}: {suggestion(name, others)}" for name in missing if suggestion(name, others)
         )
-        listed = ", ".join(f"'{name}'" for name in missing)
+        listed = " and ".join(f"'{name}'" for name in missing)
+        noun = "column" if len(missing) == 1 else "columns"
         raise BenchmarkError(
-            f"The benchmark has no column {listed}; it has {', '.join(sorted(columns)) or 'no columns'}.",
+            f"The benchmark has no {noun} {listed}; it has {', '.join(sorted(columns)) or 'no columns'}.",
             remedy=hints or f"A benchmark needs the columns {', '.join(REQUIRED_COLUMNS)}.",
         )
 

@@ -51,7 +51,7 @@ RECIPROCAL: Condition = (("ranker_strategy", ("rrf",)),)
 WEIGHTED: Condition = (("ranker_strategy", ("weighted", "normalized")),)
 WINDOW: Condition = (("retrieval_method", ("window",)),)
 
-# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #83c8ac90
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #7c0dbfc5
 INDEXING_SETTINGS = (
     Setting("embedding_model", "C", ("local:all-MiniLM-L6-v2",), "which model turns texts into vectors"),
     Setting("chunking_method", "C", ("recursive", "hybrid"), "how documents are cut", CHUNKERS),
@@ -147,7 +147,7 @@ def check_values(
             remedy = f"It lies between {setting.smallest} and {setting.largest}."
             raise SearchSpaceError(f"{name}: {short(value)} is not possible.", remedy=remedy)
 
-# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #458b018f
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #059ad4d0
 KNOWN_WINDOWS = {"local:all-MiniLM-L6-v2": 256}
 Windows = Mapping[
     str, int | None
@@ -167,12 +167,13 @@ def fitting_sizes(
     over = [str(size) for size in sizes if size > max(limits)]
     beyond = ", ".join(over[:6]) + (f", ... ({len(over)} sizes)" if len(over) > 6 else "")
     models = ", ".join(f"{label} ({limit} tokens)" for label, limit in windows.items())
+    verb = "is" if len(over) == 1 else "are"
     if beyond and (given or not fitting):
         remedy = f"Use at most {max(limits)}, or a model with a larger window."
         raise SearchSpaceError(
-            f"chunk_size {beyond} is beyond the window of every model: {models}.", remedy=remedy
+            f"chunk_size {beyond} {verb} beyond the window of every model: {models}.", remedy=remedy
         )
-    return fitting, [f"chunk_size {beyond} is left out: beyond the window of {models}."] if beyond else []
+    return fitting, [f"chunk_size {beyond} {verb} left out: beyond the window of {models}."] if beyond else []
 
 # %% ../../nbs/04_optimization/02a_rag_settings.ipynb #3f2b3e99
 KNOWN_SPECIAL_TOKENS = {"local:all-MiniLM-L6-v2": 2}

@@ -6,7 +6,7 @@
 __all__ = ['say', 'space_from', 'settings_from', 'refuse_later_names', 'refuse_places_among_documents', 'read_documents',
            'print_results', 'search', 'run_command', 'own_name', 'demo_experiment', 'demo_command']
 
-# %% ../../nbs/07_serving/05_running.ipynb #f175101d
+# %% ../../nbs/07_serving/05_running.ipynb #0d79be23
 import argparse
 import sys
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from typing import Any
 
 from ..dashboard.progress import ProgressBars
 from ..evaluation.benchmark import BenchmarkData
+from ..evaluation.wording import counted
 from ..foundations.errors import NotAvailableError, RunFolderError
 from ..foundations.events import BaseEventHandler, EventBus, ExperimentStep, phase
 from ..foundations.paths import check_path
@@ -85,7 +86,7 @@ def refuse_later_names(
             remedy="Use milvus_lite, which needs no server.",
         )
 
-# %% ../../nbs/07_serving/05_running.ipynb #3fd6794a
+# %% ../../nbs/07_serving/05_running.ipynb #a87d6ca0
 def refuse_places_among_documents(
     documents: str,  # the folder with the documents
     places: Sequence[Path],  # where results, cache and vectors go
@@ -109,19 +110,20 @@ def read_documents(
     progress: BaseEventHandler,  # shows how far it is
 ) -> LoadedDocuments:  # the documents
     """Read the documents of a folder and say what was left out."""
-    opened = Workspace.open(workspace) if Path(folder).exists() else None
+    if not Path(folder).exists():
+        return load_documents(folder)  # which says so, before anything is shown
+    opened = Workspace.open(workspace)
     bus = EventBus([progress])
     try:
         with phase(bus, ExperimentStep.CHUNKING, "Reading documents", None, "documents") as counter:
-            cache = opened.cache if opened else None
-            documents = load_documents(folder, strict=strict, cache=cache, on_progress=counter.advance_to)
+            cache, advance = opened.cache, counter.advance_to
+            documents = load_documents(folder, strict=strict, cache=cache, on_progress=advance)
     finally:
-        if opened:
-            opened.close()
+        opened.close()
     say(documents.report())
     return documents
 
-# %% ../../nbs/07_serving/05_running.ipynb #44fb5898
+# %% ../../nbs/07_serving/05_running.ipynb #3ac46094
 def print_results(
     results: ExperimentResults,  # what was found
     folder: Path,  # the run folder
@@ -150,8 +152,9 @@ def search(
     combinations = prepared.models.space.combinations
     evaluations = min(prepared.optimizer_settings.max_evals, combinations)
     say(
-        f"{combinations} pipelines in the space, at most {evaluations} are evaluated on "
-        f"{len(prepared.inputs.tuning)} questions; {held_out} questions are held out for the report."
+        f"{counted(combinations, 'pipeline')} in the space, at most {evaluations} evaluated on "
+        f"{counted(len(prepared.inputs.tuning), 'question')}; "
+        f"{counted(held_out, 'question')} held out for the report."
     )
     experiment.start().wait(on_interrupt=lambda: say(_STOPPING))
     return experiment.results
