@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ShownExperiment', 'AI4RAGExperiment', 'OpenedRun', 'open_run']
 
-# %% ../nbs/08_facade/01_experiment.ipynb #8c6e205d
+# %% ../nbs/08_facade/01_experiment.ipynb #30aa1043
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from .dashboard.dashboard import Dashboard
-from .dashboard.progress import ProgressBars
+from .dashboard.progress import ProgressBars, announce
 from .dashboard.state import DashboardState
 from .foundations.events import BaseEventHandler
 from .optimization.experiment import Experiment
@@ -20,7 +20,7 @@ from .optimization.results import ExperimentResults
 from .optimization.run_store import is_run_folder
 from .serving.run_report import run_state, write_run_report
 
-# %% ../nbs/08_facade/01_experiment.ipynb #b876d3d5
+# %% ../nbs/08_facade/01_experiment.ipynb #4182076c
 class ShownExperiment(Experiment):
     """Show what an experiment does while it runs."""
 
@@ -31,7 +31,8 @@ class ShownExperiment(Experiment):
         given = super().listeners()
         if not self.show_progress or any(isinstance(handler, ProgressBars | Dashboard) for handler in given):
             return given
-        bars = ProgressBars()
+        bars = ProgressBars("always")
+        announce(bars, repr(self))
         bars.show()
         return [*given, bars]
 

@@ -394,7 +394,7 @@ def test_repeated_and_unanswerable_questions_are_counted_in_the_report() -> None
     ]
     report = BenchmarkData.from_records(records).check({"a.md": ""})
     assert (report.questions, report.unanswerable, report.documents_asked) == (3, 1, 1)
-    assert "1 questions have no answer" in str(report) and "1 questions repeat the words of another" in str(
+    assert "1 question has no answer" in str(report) and "1 question repeats the words of another" in str(
         report
     )
 

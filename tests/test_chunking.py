@@ -488,7 +488,7 @@ class TestHybrid:
         chunker = get_chunker("hybrid", 64, 0, COUNTERS[counter]())
         documents = [markdown_document(text, f"{name}.md") for name, text in ODD.items()]
         chunks = chunker.split_documents(documents)
-        monkeypatch.setattr("ai4rag_nb.indexing.docling_chunker._fit", lambda *arguments: False)
+        monkeypatch.setattr("ai4rag_nb.indexing.docling_chunker.fit_together", lambda *arguments: False)
         assert chunker.split_documents(documents) == chunks
 
     def test_docling_core_is_not_asked_about_sections_that_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:

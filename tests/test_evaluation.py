@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ai4rag_nb.evaluation.evaluation_data import (
     EvaluationData,
     build_evaluation_data,
     judge_hits,
+    right_documents,
 )
 from ai4rag_nb.evaluation.evidence import EvidenceItem, Span
 from ai4rag_nb.evaluation.intervals import bca_interval, paired_difference, summarise
@@ -379,18 +381,27 @@ def test_the_right_document_is_not_enough_where_evidence_is_known() -> None:
     assert [row["metrics"][0]["value"] for row in result["question_scores"]] == [0.0, 0.5, 1.0]
 
 
-def test_questions_without_found_evidence_are_judged_by_documents() -> None:
+def test_questions_without_found_evidence_have_a_right_document_and_no_right_passage() -> None:
     lost = made(
         contexts=("x", "y"),
         ids=("b.md", "a.md"),
         context_spans=[(0, 4), (0, 4)],
         evidence=(EvidenceItem("?"),),
     )
-    assert judge_hits(lost) == [False, True]
-    result = RetrievalEvaluator().evaluate_metrics(
-        [lost], [Metrics.EVIDENCE_RECIPROCAL_RANK, Metrics.EVIDENCE_NDCG]
+    known = replace(
+        lost, question_id="q2", evidence=(EvidenceItem("once", (Span("a.md", 0, 4),)),), answerable=True
     )
-    assert result["question_scores"][0]["metrics"][0]["value"] == 0.5
+    assert judge_hits(lost) == [None, None] and right_documents(lost) == [False, True]
+    wanted = [Metrics.EVIDENCE_RECALL, Metrics.EVIDENCE_NDCG, Metrics.DOCUMENT_RECIPROCAL_RANK]
+    result = RetrievalEvaluator().evaluate_metrics([lost, known], wanted)
+    values = [[entry["value"] for entry in row["metrics"]] for row in result["question_scores"]]
+    assert values[0] == [None, None, 0.5] and values[1][0] == 1.0
+    by_name = {entry["name"]: entry for entry in result["metrics"]}
+    assert (
+        by_name["evidence_recall"]["scores"]["n"] == 1
+        and by_name["document_reciprocal_rank"]["scores"]["n"] == 2
+    )
+    assert by_name["evidence_recall"]["coverage"] == 1.0 and by_name["evidence_recall"]["not_applicable"] == 1
 
 
 # ----------------------------------------------------------------- unscored, refused, unanswerable
@@ -405,7 +416,7 @@ def evaluation() -> dict[str, Any]:
         made("open", answer="In 1907.", truths=(), keys=(), answerable=False),
         made("open, declined", answer="I don't know.", truths=(), keys=(), answerable=False, refused=True),
     ]
-    metrics = [*DEFAULT_METRICS, Metrics.EVIDENCE_RECALL]
+    metrics = [*DEFAULT_METRICS, Metrics.DOCUMENT_RECALL]
     return evaluate_answers(rows, metrics)
 
 
@@ -445,7 +456,7 @@ def test_refusals_are_two_rates_and_never_faithful() -> None:
 
 def test_the_overall_score_is_the_mean_of_the_selected_metrics_and_has_its_own_interval() -> None:
     result = evaluation()
-    selected = [*THREE, Metrics.EVIDENCE_RECALL]
+    selected = [*THREE, Metrics.DOCUMENT_RECALL]
     overall = question_values(result, Metrics.OVERALL_SCORE)
     for name, value in overall.items():
         parts = [question_values(result, metric)[name] for metric in selected]

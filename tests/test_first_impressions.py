@@ -25,6 +25,9 @@ from small_world import (
 )
 
 import ai4rag_nb
+from ai4rag_nb.querying.generation import AnswerSource
+from ai4rag_nb.querying.answer import Answer, answer_sources
+from ai4rag_nb.foundations.chunks import RetrievedChunk
 from ai4rag_nb import AI4RAGExperiment, AI4RAGSearchSpace, BenchmarkData, InputError, open_run
 from ai4rag_nb.dashboard.ranking import leader
 from ai4rag_nb.dashboard.report import write_report
@@ -454,3 +457,16 @@ def facade_classes() -> list[type]:
 def test_every_class_of_the_top_level_refuses_unknown_names_in_words(kind: type) -> None:
     with pytest.raises(InputError, match="no_such_argument"):
         kind(no_such_argument=1)
+
+
+def test_a_table_row_is_shown_with_the_names_of_its_columns() -> None:
+    table = "| Flour | Type | Ash |\n|---|---|---|\n| 550 | T55 | 0.5 % |\n| 812 | T80 | 0.8 % |"
+    start = table.index("812")
+    chunk = RetrievedChunk(table, {"document_id": "flour.md", "sequence_number": 1})
+    sources = answer_sources([AnswerSource(0, start, start + len("812 | T80 | 0.8 %"))], [chunk])
+    answer = Answer(
+        {"answer": "812 | T80 | 0.8 %", "answer_sources": sources, "reference_documents": [chunk]}
+    )
+    assert repr(answer).startswith("Flour | Type | Ash: 812 | T80 | 0.8 %\n")
+    assert "Flour | Type | Ash: 812 | T80 | 0.8 %" in answer._repr_html_()
+    assert answer["answer"] == "812 | T80 | 0.8 %"

@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 
 from ai4rag_nb.evaluation.token_scores import WordCounter, token_overlap
 from ai4rag_nb.foundations.cache import Cache
-from ai4rag_nb.indexing.embedding import BaseEmbeddingModel, Batches, EmbeddingCounts
+from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
+from ai4rag_nb.indexing.embedding_checks import Batches, EmbeddingCounts
 from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel
 from ai4rag_nb.querying.candidates import find_candidates
 from ai4rag_nb.querying.clues import clues_of, question_stems
@@ -189,7 +190,7 @@ class TestWhatItCosts:
         cache = Cache.open(":memory:")
         reader = CachedFoundationModel(ExtractiveFoundationModel(Numbers(), threshold=0.0), cache)
         reader.generate([], "Who built the mast?", PAGES)
-        monkeypatch.setattr("ai4rag_nb.querying.extractive.READER_VERSION", 3)
+        monkeypatch.setattr("ai4rag_nb.querying.extractive.READER_VERSION", -1)
         assert not reader.generate([], "Who built the mast?", PAGES).cached
         monkeypatch.setattr("ai4rag_nb.querying.extractive.KIND_WEIGHT", 0.5)
         assert not reader.generate([], "Who built the mast?", PAGES).cached

@@ -263,7 +263,8 @@ class TestEveryHitStage:
         elif kind == "compression":
             whole = hit.metadata["original_text"]
             assert whole in texts
-            assert hit.text == " ... ".join(whole[start:end] for start, end in hit.metadata["extracts"])
+            extracts = [whole[start:end] for start, end in hit.metadata["extracts"]]
+            assert flowing(hit.text) == flowing(" ".join(extracts))
         elif kind == "expansion" and hit.metadata.get("expanded"):
             assert hit.metadata["original_text"] in texts
             assert all(part in hit.text for part in texts if part in hit.text)
@@ -884,6 +885,11 @@ class TestSmallToBig:
             assert optimizer.expand_for_generation(hits, Shelf(children), "parent", limit) == whole[:limit]  # type: ignore[arg-type]
 
 
+def flowing(text: str) -> str:
+    """Give the words of a text without line ends and without the dots that stand for what was left out."""
+    return " ".join(text.replace("...", " ").split())
+
+
 class TestCompression:
     @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 1.0])
     def test_extracts_are_verbatim_and_within_the_share(self, share: float) -> None:
@@ -893,11 +899,26 @@ class TestCompression:
         (outcome,) = stage.apply_many(["How long does the seal last?"], [[passage]], StageSetting(None))  # type: ignore[arg-type]
         (shorter,) = outcome.hits
         extracts = shorter.metadata["extracts"]
-        assert shorter.text == " ... ".join(DOCUMENT[start:end] for start, end in extracts)
+        assert flowing(shorter.text) == flowing(" ".join(DOCUMENT[start:end] for start, end in extracts))
         assert extracts == sorted(extracts) and "seal" in shorter.text
         assert shorter.metadata["original_text"] == DOCUMENT
         if "| 24" in shorter.text:
             assert "part | months" in shorter.text, "a row comes with the head of its table"
+
+    @pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
+    def test_what_is_left_of_a_table_is_a_table(self, share: float) -> None:
+        """Rows once lost their first pipe, and two of them stood on one line with dots between them."""
+        rows = [f"| part {n} | {'seal' if n % 2 else 'lamp'} |" for n in range(8)]
+        text = "\n".join(["Parts wear.", "", "| name | what |", "|---|---|", *rows, "", "The seal is last."])
+        passage = RetrievedChunk(text, {"document_id": "p.md", "sequence_number": 1})
+        models = StageModels(WordModel(), settings={"compression_share": share})  # type: ignore[arg-type]
+        stage = make_stage("compression", "extractive", models)
+        (outcome,) = stage.apply_many(["Which seal?"], [[passage]], StageSetting(None))  # type: ignore[arg-type]
+        lines = outcome.hits[0].text.splitlines()
+        table = [place for place, line in enumerate(lines) if "|" in line]
+        assert lines[table[0] : table[0] + 2] == ["| name | what |", "|---|---|"]
+        assert table == list(range(table[0], table[-1] + 1)) and len(table) > 2
+        assert all(lines[place] in text.splitlines() for place in table)
 
     def test_passages_without_sentences_stay(self) -> None:
         """Headings alone cannot be near to a question; once nothing at all was left of such passages."""

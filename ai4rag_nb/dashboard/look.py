@@ -127,13 +127,14 @@ background:var(--ground);z-index:2}
 .ai4rag summary{cursor:pointer;padding:0.3rem 0}.ai4rag details{margin:0.25rem 0}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #a622c97f
+# %% ../../nbs/06_dashboard/06_look.ipynb #2072d448
 _PART_RULES = """
 .ai4rag .tag{display:inline-block;border:1px solid var(--line);border-radius:0.25rem;padding:0 0.4rem;
 font-size:0.75rem;
 color:var(--quiet);white-space:nowrap;background:var(--ground);line-height:1.4}
 .ai4rag .tag.good{color:var(--accent);border-color:var(--accent);background:var(--soft)}
 .ai4rag .tag.bad{color:var(--trouble);border-color:var(--trouble)}
+.ai4rag .tag.fault{color:var(--ground);background:var(--trouble);border-color:var(--trouble)}
 .ai4rag.ai4rag ul.facts{display:flex;flex-wrap:wrap;gap:0.25rem 1.75rem;margin:0 0 0.75rem;padding:0;
 list-style:none}
 .ai4rag .facts li{margin:0;padding:0}.ai4rag .facts b{font-weight:600;font-size:1.05rem;
@@ -151,19 +152,29 @@ var(--line) 6px 12px)}
 color:var(--quiet)}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #ab39d974
-_VIEW_RULES = """
+# %% ../../nbs/06_dashboard/06_look.ipynb #33774f29
+_HEAT_RULES = """
 .ai4rag table.heat th,.ai4rag table.heat td{border-bottom:1px solid var(--ground)}
 .ai4rag table.heat td.cell{text-align:center;min-width:3.4rem;font-variant-numeric:tabular-nums;
 padding:0.35rem 0.3rem;
 border-left:1px solid var(--ground)}
 .ai4rag table.heat td.none{color:var(--quiet);background:var(--raised);font-size:0.75rem}
 .ai4rag table.heat td.lost{color:var(--trouble);background:var(--raised);font-size:0.75rem}
+.ai4rag table.heat td.outcome{font-size:0.75rem;line-height:1.25;min-width:5.5rem;max-width:7rem;
+color:var(--ink);background:var(--raised)}
+.ai4rag table.heat td.good{background:var(--gold)}
+.ai4rag table.heat td.bad{background:var(--mark);box-shadow:inset 0 0 0 2px var(--trouble)}
+.ai4rag table.heat td.fault{color:var(--ground);background:var(--trouble);font-weight:600}
 .ai4rag table.heat tbody th{position:sticky;left:0;background:var(--ground);z-index:1;min-width:14rem;
 max-width:26rem}
 .ai4rag table.heat thead th:first-child{left:0;z-index:3}
 .ai4rag table.heat tr.chosen th{background:var(--soft)}.ai4rag table.heat thead th.number{
 text-align:center}
+"""
+
+# %% ../../nbs/06_dashboard/06_look.ipynb #104c7bde
+_VIEW_RULES = """
+.ai4rag .sideways{display:none}
 .ai4rag .hit{border:1px solid var(--line);border-radius:0.375rem;margin:0 0 0.6rem;
 background:var(--ground)}
 .ai4rag .hit.evidence{border-left:0.3rem solid var(--accent)}
@@ -171,7 +182,7 @@ background:var(--ground)}
 padding:0.4rem 0.75rem;
 background:var(--raised);border-radius:0.375rem 0.375rem 0 0}
 .ai4rag .hit .text{padding:0.5rem 0.75rem;max-height:16rem;overflow:auto;margin:0;font-size:0.8125rem;
-max-width:none}
+max-width:none}.ai4rag .hit .text.whole-text{max-height:none}
 .ai4rag mark{background:var(--mark);color:var(--ink);border-radius:0.15rem;padding:0 0.1rem}
 .ai4rag mark.gold{background:var(--gold);text-decoration:underline;text-underline-offset:0.15em}
 .ai4rag .legs{display:inline-flex;flex-wrap:wrap;gap:0.2rem 0.9rem}
@@ -185,16 +196,19 @@ max-width:none}.ai4rag .whole{white-space:nowrap}
 @media (max-width:50rem){.ai4rag .phase{grid-template-columns:1fr 1fr}.ai4rag .phase .label{
 grid-column:1/-1}
 .ai4rag table.heat tbody th{min-width:8rem;max-width:10rem}.ai4rag table.wide{min-width:56rem}
+.ai4rag p.sideways{display:block}.ai4rag table.ranked td .settings{white-space:nowrap}
+.ai4rag table.ranked .settings span{max-width:none}.ai4rag table.ranked td.words{min-width:19rem}
 .ai4rag table.grid{font-size:0.875rem}.ai4rag .headline{padding:0.75rem}
 .ai4rag .headline ul{padding-left:1.1rem}}
 @media print{.ai4rag .hit .text,.ai4rag .tall{max-height:none}}
 """
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #06933d3c
+# %% ../../nbs/06_dashboard/06_look.ipynb #bf818434
 def stylesheet() -> Html:  # one style element
     """Give the style sheet of all views."""
     return element(
-        "style", Html(_theme_rules() + (_TEXT_RULES + _PART_RULES + _VIEW_RULES).replace("\n", ""))
+        "style",
+        Html(_theme_rules() + (_TEXT_RULES + _PART_RULES + _HEAT_RULES + _VIEW_RULES).replace("\n", "")),
     )
 
 # %% ../../nbs/06_dashboard/06_look.ipynb #7750a503

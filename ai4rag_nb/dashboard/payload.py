@@ -33,7 +33,7 @@ def metric_key(
     name, evaluator = str(entry.get("name", "")), entry.get("evaluator")
     return f"{evaluator}:{name}" if evaluator else name
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #1c7a82ec
+# %% ../../nbs/06_dashboard/01_payload.ipynb #3d9853b8
 @dataclass(frozen=True)
 class Score:
     """Hold the mean of one metric over the questions of one pattern."""
@@ -45,6 +45,8 @@ class Score:
     high: float | None = None  # upper end of its interval
     count: int | None = None  # how many questions it is the mean of
     description: str = ""  # what the metric measures
+    not_applicable: int = 0  # questions that it does not apply to
+    lost: int = 0  # questions whose answer was lost
 
     @property
     def key(self) -> str:
@@ -66,6 +68,8 @@ def read_score(
         high=number(scores.get("ci_high")),
         count=None if count is None else int(count),
         description=str(entry.get("description") or ""),
+        not_applicable=int(number(entry.get("not_applicable")) or 0),
+        lost=int(number(entry.get("unscored")) or 0),
     )
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #34e542d3
@@ -96,7 +100,7 @@ def optimized_metric(
     named = evaluation.get("optimization_metric") or next(flagged, "")
     return read_score(named).key if isinstance(named, Mapping) else str(named)
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #5ac0859b
+# %% ../../nbs/06_dashboard/01_payload.ipynb #70e263f7
 @dataclass(frozen=True)
 class Hit:
     """Hold one retrieved chunk in its place."""
@@ -106,9 +110,10 @@ class Hit:
     text: str  # its text
     score: float | None = None  # what it was ranked by
     legs: Mapping[str, float] = field(default_factory=dict)  # its score in every leg that found it
-    evidence: bool = False  # whether it holds the benchmark's evidence
+    evidence: bool | None = None  # whether it holds the benchmark's evidence; None where none is known
+    right_document: bool = False  # whether it is from a document that the benchmark names
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #b8b0de82
+# %% ../../nbs/06_dashboard/01_payload.ipynb #011f3af0
 def read_hit(
     entry: Mapping[str, Any],  # one entry of a row's "hits"
 ) -> Hit:  # the same as a value
@@ -125,7 +130,8 @@ def read_hit(
         text=str(entry.get("text") or ""),
         score=number(entry.get("score")),
         legs=legs,
-        evidence=bool(entry.get("evidence")),
+        evidence=None if entry.get("evidence") is None else bool(entry["evidence"]),
+        right_document=bool(entry.get("right_document")),
     )
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #0effcea0

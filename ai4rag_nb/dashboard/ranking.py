@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['ranked_trials', 'leader', 'answered_trials']
 
-# %% ../../nbs/06_dashboard/04_ranking.ipynb #8c6328ae
+# %% ../../nbs/06_dashboard/04_ranking.ipynb #b5c912d6
 from .state import DashboardState, TrialState
 from ..evaluation.context_size import rank_key
+from ..evaluation.metrics import metric_direction
 
-# %% ../../nbs/06_dashboard/04_ranking.ipynb #95fa760f
+# %% ../../nbs/06_dashboard/04_ranking.ipynb #a5663918
 def ranked_trials(
     state: DashboardState,  # a state
     metric: str | None = None,  # what to rank by; the optimized metric without one
 ) -> list[tuple[int | None, TrialState]]:  # rank from 1, and the trial; None for those without a rank
     """Order the trials from the best to those without a score."""
     wanted = metric or state.metric
+    sign = 1.0 if metric_direction(wanted) else -1.0
 
     def mean(trial: TrialState) -> float | None:
         score = trial.score(wanted) if trial.state in ("completed", "degraded") else None
@@ -23,7 +25,7 @@ def ranked_trials(
 
     scored = sorted(
         ((value, trial) for trial in state.trials if (value := mean(trial)) is not None),
-        key=lambda pair: rank_key(pair[0], pair[1].context_tokens, iteration=pair[1].iteration),
+        key=lambda pair: rank_key(sign * pair[0], pair[1].context_tokens, iteration=pair[1].iteration),
     )
     with_rank: list[tuple[int | None, TrialState]] = [
         (rank, trial) for rank, (_, trial) in enumerate(scored, 1)

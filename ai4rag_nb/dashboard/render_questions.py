@@ -6,19 +6,21 @@
 __all__ = ['QuestionOrder', 'QUESTION_ORDERS', 'order_questions', 'question_anchor', 'render_question_table', 'gold_text',
            'answer_text', 'render_question']
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #1fd36923
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #337eef29
 from collections.abc import Sequence
 from typing import Literal
 
 from .colours import shade_step
-from .look import format_score, format_seconds, scrolling, tag
+from .look import format_score, format_seconds, scrolling
+from .outcomes import OUTCOME_LOOKS, answer_outcome, outcome_words, render_outcome
 from .payload import Answer
 from .ranking import answered_trials
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState
+from ..evaluation.wording import counted
 from ..foundations.errors import InputError, suggestion
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #134b84d6
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #a3ea961d
 QuestionOrder = Literal["benchmark", "hardest", "disagreement"]
 QUESTION_ORDERS: dict[str, str] = {
     "benchmark": "as in the benchmark",
@@ -51,7 +53,7 @@ def order_questions(
 
     return sorted(state.questions, key=weight)
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #e1e2917d
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #865c8c17
 def _cell(
     answer: Answer | None,  # what a pattern made of a question
     score: float | None,  # its score
@@ -59,21 +61,18 @@ def _cell(
     """Draw the cell of one question and one pattern."""
     if answer is None:
         return element("td", "", class_="cell none")
-    for word, what, applies in (
-        ("lost", answer.error, bool(answer.error)),
-        ("refused", answer.text, answer.refused),
-        ("–", "not scored", score is None),
-    ):
-        if applies:
-            return element(
-                "td", word, class_="cell lost" if word == "lost" else "cell none", title=shorten(what, 200)
-            )
-    assert score is not None
+    outcome = answer_outcome(answer)
+    if outcome:
+        kind = OUTCOME_LOOKS[outcome][1]
+        told = shorten(answer.error or answer.text or "", 200)
+        return element("td", outcome_words(outcome), class_=f"cell outcome {kind}".strip(), title=told)
+    if score is None:
+        return element("td", "–", class_="cell none", title="not scored")
     return element(
         "td", format_score(score, 2), class_=f"cell s{shade_step(score)}", title=shorten(answer.text, 200)
     )
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #42873411
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #df8661f2
 def question_anchor(
     state: DashboardState,  # where the question is from
     question_id: str,  # a question's id
@@ -92,7 +91,15 @@ def _question_head(
     inner = element("a", text, href=f"#{question_anchor(state, question_id)}") if link else text
     return element("th", inner, scope="row", dir="auto", title=f"id {question_id}")
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #3f167d95
+
+def _not_shown(
+    *limits: tuple[int, int, str],  # how many there are, how many are shown at most, and of what
+) -> Html:  # a note; empty where all are shown
+    """Say what was cut off."""
+    cut = [counted(count - most, f"more {what}") for count, most, what in limits if count > most]
+    return element("p", f"Not shown: {' and '.join(cut)}.", class_="quiet") if cut else join()
+
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #11efaf6a
 def render_question_table(
     state: DashboardState,  # what to show
     order: str = "benchmark",  # "benchmark", "hardest" or "disagreement"
@@ -101,6 +108,7 @@ def render_question_table(
     linked: Sequence[str] = (),  # ids of questions that have a place in the same page
     rows: int = 200,  # the most questions to show
     columns: int = 24,  # the most patterns to show
+    boxed: bool = True,  # whether a long table scrolls in a box of its own
 ) -> Html:  # a table
     """Show all questions under all patterns."""
     wanted = metric or state.metric
@@ -121,9 +129,7 @@ def render_question_table(
     ]
     name = shorten(wanted.rpartition(":")[2] or "score", 60)
     caption = f"{name} of each question, {QUESTION_ORDERS[order]}; the best pattern on the left"
-    limits = ((len(ids), rows, "questions"), (len(trials), columns, "patterns"))
-    left_out = [f"{count - most} more {what}" for count, most, what in limits if count > most]
-    note = element("p", f"Not shown: {' and '.join(left_out)}.", class_="quiet") if left_out else None
+    note = _not_shown((len(ids), rows, "question"), (len(trials), columns, "pattern"))
     table = element(
         "table",
         element("caption", caption),
@@ -131,15 +137,15 @@ def render_question_table(
         element("tbody", body),
         class_="grid heat",
     )
-    return join(scrolling("Scores by question and pattern", table, tall=len(body) > 15), note)
+    return join(scrolling("Scores by question and pattern", table, tall=boxed and len(body) > 15), note)
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #1b5b7370
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #e3046ee7
 def gold_text(
     correct_answers: Sequence[str],  # what the benchmark takes for right
 ) -> Html:  # one or several texts
     """Show the right answers."""
     if not correct_answers:
-        return element("span", "none given", class_="quiet")
+        return element("span", "none: the documents do not answer this", class_="quiet")
     texts = [element("span", shorten(answer, 1000), class_="text strong") for answer in correct_answers]
     return join([join(" or " if place else "", text) for place, text in enumerate(texts)])
 
@@ -148,14 +154,17 @@ def answer_text(
     answer: Answer,  # what a pattern made of a question
 ) -> Html:  # the answer, or why there is none
     """Show an answer."""
+    outcome = answer_outcome(answer)
     if answer.error:
-        return join(tag("✕ lost", "bad"), " ", element("span", shorten(answer.error, 400), class_="trouble"))
+        return join(
+            render_outcome(outcome), " ", element("span", shorten(answer.error, 400), class_="trouble")
+        )
     if answer.text is None:
         return element("span", "no answer", class_="quiet")
     text = element("span", answer.text, class_="text")
-    return join(tag("refused"), " ", text) if answer.refused else text
+    return join(render_outcome(outcome), " ", text) if outcome else text
 
-# %% ../../nbs/06_dashboard/11_render_questions.ipynb #db8fff50
+# %% ../../nbs/06_dashboard/11_render_questions.ipynb #41a961b2
 def render_question(
     state: DashboardState,  # what to show
     question_id: str | None,  # a question's id

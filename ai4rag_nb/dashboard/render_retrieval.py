@@ -6,18 +6,20 @@
 __all__ = ['question_words', 'mark_spans', 'marked_text', 'render_hit', 'render_hits', 'evidence_text', 'render_retrieval',
            'render_question_details']
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #82cf7440
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #c3c1452f
 import re
 from collections.abc import Iterable, Sequence
 
 from .look import format_score, format_seconds, tag
+from .outcomes import answer_outcome, is_unanswerable, render_outcome
 from .payload import Answer, Hit
 from .render_questions import answer_text, gold_text, question_anchor, render_question
 from .safe_html import Html, element, escape, join, shorten
 from .state import DashboardState
+from ..evaluation.wording import counted
 from ..foundations.texts import find_occurrences
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #cfa4bc34
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #4935b3c3
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _LITTLE_WORDS = frozenset(
     re.findall(
@@ -62,7 +64,7 @@ def mark_spans(
             spans.append((position, position + 1, kind))
     return spans
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #a3d7cc3f
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #d50aeeec
 def marked_text(
     text: str,  # the text of a chunk
     spans: Sequence[tuple[int, int, str]],  # what `mark_spans` found
@@ -78,7 +80,7 @@ def marked_text(
         position = end
     return join(parts, escape(text[position:]))
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #deb460ba
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #83e01287
 def _legs(
     hit: Hit,  # a retrieved chunk
 ) -> Html:  # its scores by leg
@@ -96,20 +98,22 @@ def render_hit(
 ) -> Html:  # a card
     """Show one retrieved chunk."""
     place = f"chunk {hit.sequence_number}" if hit.sequence_number is not None else None
-    evidence = tag("✓ evidence", "good") if hit.evidence else None
+    mark = tag("✓ evidence", "good") if hit.evidence else None
+    if hit.evidence is None and hit.right_document:
+        mark = tag("right document")
     header = element(
         "header",
         element("b", f"{rank}."),
         element("span", shorten(hit.document_id, 80) or "unnamed", class_="strong"),
         element("span", place, class_="quiet") if place else None,
-        evidence,
+        mark,
         _legs(hit),
     )
     label = f"Text of chunk {rank}"
     body = element(
         "div",
         marked_text(hit.text, spans),
-        class_="text",
+        class_="text whole-text" if hit.evidence or any(kind == "gold" for *_, kind in spans) else "text",
         dir="auto",
         tabindex="0",
         role="region",
@@ -127,19 +131,36 @@ def render_hits(
         for rank, hit in enumerate(answer.hits, 1)
     ]
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #1d77fbee
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #26fdd183
 def evidence_text(
     hits: Sequence[Hit],  # the retrieved chunks in rank order
 ) -> str:  # a sentence
     """Say where the evidence is among the chunks."""
     ranks = [str(rank) for rank, hit in enumerate(hits, 1) if hit.evidence]
+    right = [str(rank) for rank, hit in enumerate(hits, 1) if hit.right_document]
     if not hits:
         return "No chunk was retrieved."
+    if all(hit.evidence is None for hit in hits):
+        place = (
+            f"at rank {', '.join(right)} of {len(hits)}"
+            if right
+            else f"in none of {counted(len(hits), 'chunk')}"
+        )
+        return f"The right document: {place} (this question has no evidence that tells the right passage)."
     if not ranks:
-        return f"None of the {len(hits)} chunks is marked as evidence."
+        return f"None of the {counted(len(hits), 'chunk')} is marked as evidence."
     return f"Evidence at rank {', '.join(ranks)} of {len(hits)}."
 
 
+def _found(
+    answer: Answer,  # what a pattern made of a question
+) -> str:  # a sentence
+    """Say where the evidence is, if there is any to find."""
+    if is_unanswerable(answer):
+        return "No passage answers this question."
+    return evidence_text(answer.hits)
+
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #3618376d
 def _answer_card(
     answer: Answer,  # what the pattern made of the question
 ) -> Html:  # question, answers and scores
@@ -165,7 +186,7 @@ def _answer_card(
         class_="card",
     )
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #89103701
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #e4790a57
 def render_retrieval(
     state: DashboardState,  # what to show
     question_id: str | None,  # a question's id
@@ -177,11 +198,9 @@ def render_retrieval(
     if answer is None:
         return element("p", "Select a question and a pattern that has answered it.", class_="quiet")
     legend = element("mark", "words of the question"), " ", element("mark", "right answer", class_="gold")
-    return join(
-        _answer_card(answer), element("p", evidence_text(answer.hits), " ", legend), render_hits(answer)
-    )
+    return join(_answer_card(answer), element("p", _found(answer), " ", legend), render_hits(answer))
 
-# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #9e30c960
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #eeb06914
 def render_question_details(
     state: DashboardState,  # what to show
     question_ids: Sequence[str],  # which questions, in this order
@@ -192,15 +211,22 @@ def render_question_details(
     for question_id in question_ids:
         trial = state.trial(pattern)
         answer = trial.answers.get(question_id) if trial is not None else None
-        score = format_score(trial.question_score(question_id, state.metric)) if trial is not None else "–"
+        score = tag(
+            format_score(trial.question_score(question_id, state.metric)) if trial is not None else "–"
+        )
+        outcome = answer_outcome(answer) if answer is not None else ""
         sources: list[Html] = []
         if answer is not None:
             title = element("h3", f"What {shorten(pattern, 40)} retrieved")
-            sources = [title, element("p", evidence_text(answer.hits)), *render_hits(answer)]
+            sources = [title, element("p", _found(answer)), *render_hits(answer)]
         place = question_anchor(state, question_id)
         inner = element("div", render_question(state, question_id), sources, id=place)
         heading = element(
-            "summary", shorten(state.questions[question_id][0], 140), " ", tag(score), dir="auto"
+            "summary",
+            shorten(state.questions[question_id][0], 140),
+            " ",
+            render_outcome(outcome) if outcome else score,
+            dir="auto",
         )
         folds.append(element("details", heading, inner))
     return join(folds)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['render_metrics', 'failure_counts', 'render_failures', 'example_question', 'render_run', 'report_html', 'write_report']
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #58af1ee0
+# %% ../../nbs/06_dashboard/18_report.ipynb #c6cb8137
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from ai4rag_nb.dashboard.look import (
 )
 from .payload import Score, find_score, read_scores
 from ai4rag_nb.dashboard.render_leaderboard import (
+    SIDEWAYS,
     interval_picture,
+    interval_text,
     render_leaderboard,
     render_settings,
     score_scale,
@@ -34,14 +36,14 @@ from .report_answer import ReportFacts, best_trial, render_answer, score_sentenc
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, TrialState
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #2d7ae0f3
+# %% ../../nbs/06_dashboard/18_report.ipynb #13e9917e
 def _metric_row(
     score: Score,  # one metric of the best pattern
     held_out: Sequence[Score],  # its scores on questions that the search never saw
 ) -> Html:  # a row
     """Show one metric."""
     kept = find_score(held_out, score.key)
-    bounds = f"{format_score(score.low)} to {format_score(score.high)}" if score.low is not None else ""
+    bounds = interval_text(score)
     picture = interval_picture(score) if score_scale([score]) == (0.0, 1.0) else None
     evaluator = element("span", shorten(score.evaluator, 30), class_="quiet")
     return element(
@@ -50,11 +52,13 @@ def _metric_row(
         element("td", format_score(score.mean), class_="number strong"),
         element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", score.count, class_="number"),
-        element("td", score_sentence(kept) if kept is not None else "–") if held_out else None,
-        element("td", shorten(score.description, 400), class_="quiet"),
+        element("td", score_sentence(kept) if kept is not None else "–", class_="words")
+        if held_out
+        else None,
+        element("td", shorten(score.description, 400), class_="quiet words"),
     )
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #d0eec2a9
+# %% ../../nbs/06_dashboard/18_report.ipynb #32b235bc
 def render_metrics(
     best: TrialState,  # the best pattern
     held_out: Sequence[Score] = (),  # its scores on questions that the search never saw
@@ -74,8 +78,9 @@ def render_metrics(
         [element("th", name, scope="col", class_="number" if name in right else None) for name in columns],
     )
     rows = [_metric_row(score, held_out) for score in best.scores]
-    table = element("table", element("thead", head), element("tbody", rows), class_="grid wide")
-    return scrolling("Metrics of the best configuration", table)
+    table = element("table", element("thead", head), element("tbody", rows), class_="grid wide ranked")
+    hint = element("p", SIDEWAYS.format("what each metric measures"), class_="quiet sideways")
+    return join(hint, scrolling("Metrics of the best configuration", table))
 
 # %% ../../nbs/06_dashboard/18_report.ipynb #365daa29
 def failure_counts(
@@ -155,7 +160,7 @@ def render_run(
         render_messages(state, limit=20),
     )
 
-# %% ../../nbs/06_dashboard/18_report.ipynb #f777dc29
+# %% ../../nbs/06_dashboard/18_report.ipynb #be754062
 def _sections(
     state: DashboardState,  # the run
     told: ReportFacts,  # what comes from outside the events
@@ -180,7 +185,7 @@ def _sections(
         if example is not None:
             parts.append(("One answer with its sources", render_retrieval(state, example, best.name)))
     if state.questions:
-        parts.append(("Scores by question", render_question_table(state, linked=ids)))
+        parts.append(("Scores by question", render_question_table(state, linked=ids, rows=1000, boxed=False)))
         details = render_question_details(state, ids, best.name if best is not None else None)
         parts.append(("Question by question", join(note, details)))
     return [*parts, ("Failures", render_failures(state)), ("The run", render_run(state, told.places))]

@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['ReportFacts', 'best_trial', 'score_sentence', 'tie_sentence', 'render_answer']
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #dadaca59
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #0dfd12c3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .look import format_count, format_score
+from .look import format_score
 from .payload import Score, find_score, number
 from .ranking import leader
-from .render_leaderboard import SMALL_BENCHMARK, render_settings
+from .render_leaderboard import SMALL_BENCHMARK, interval_text, render_settings
 from .safe_html import Html, element, shorten
 from .state import DashboardState, TrialState
+from ..evaluation.wording import made_up, no_interval, scored_questions
 
 # %% ../../nbs/06_dashboard/17_report_answer.ipynb #5c700b13
 @dataclass(frozen=True)
@@ -37,16 +38,17 @@ def best_trial(
     """Find the pattern that the report is about."""
     return state.trial(state.best_pattern) or leader(state)
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #a900ad08
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #54e50329
 def score_sentence(
     score: Score,  # a mean with its interval
 ) -> str:  # "0.84 (95 % interval 0.71 to 0.93, 40 questions)"
     """Write a score in words."""
     extra = []
-    if score.low is not None and score.high is not None:
-        extra.append(f"95 % interval {format_score(score.low)} to {format_score(score.high)}")
+    if said := interval_text(score):
+        extra.append(said if no_interval(score.low, score.high, score.count) else f"95 % interval {said}")
     if score.count is not None:
-        extra.append(f"{format_count(score.count)} questions")
+        outside = {"not_applicable": score.not_applicable, "unscored": score.lost}
+        extra.append(scored_questions({"name": score.name, "scores": {"n": score.count}, **outside}))
     return format_score(score.mean) + (f" ({', '.join(extra)})" if extra else "")
 
 
@@ -68,7 +70,20 @@ def tie_sentence(
         "Among equals, take the one with fewer or shorter chunks: its prompts are the cheapest."
     )
 
-# %% ../../nbs/06_dashboard/17_report_answer.ipynb #9284353d
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #95defaed
+def _refusals(
+    best: TrialState,  # the best pattern
+    told: ReportFacts,  # what comes from outside the events
+) -> list[str]:  # sentences; none where every unanswerable question was declined
+    """Say which questions were answered that the documents do not answer."""
+    sentences = []
+    for where, scores in (("", best.scores), (" that the search never saw", told.held_out)):
+        found = find_score(scores, "custom:right_refusal")
+        said = made_up(found.mean, found.count) if found is not None else ""
+        sentences += [f"It {said}{where}."] if said else []
+    return sentences
+
+
 def _sureness(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
@@ -82,6 +97,7 @@ def _sureness(
         sentences.append(f"On questions that the search never saw, its {name} is {score_sentence(held_out)}.")
     if score is not None:
         sentences.append(f"On the questions of the search its {name} is {score_sentence(score)}.")
+    sentences += _refusals(best, told)
     if held_out is None and not any("held out" in note for note in told.notes):
         sentences.append(
             "No questions were held out; expect somewhat less on new ones: the best of many is partly luck."

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ai4rag_nb.evaluation.evaluation_data import EvaluationData
 
 # %% auto #0
-__all__ = ['Metrics', 'DEFAULT_METRICS', 'UNANSWERABLE', 'ANSWERABLE', 'NOT_APPLICABLE', 'Value', 'RAGMetric', 'AnswerMetrics',
-           'MetricCatalogue', 'find_metric', 'shown_metrics', 'Unscored', 'summarise_metric', 'build_result',
-           'BaseEvaluator']
+__all__ = ['Metrics', 'DEFAULT_METRICS', 'UNANSWERABLE', 'ANSWERABLE', 'NO_EVIDENCE', 'NOT_APPLICABLE', 'Value', 'RAGMetric',
+           'AnswerMetrics', 'MetricCatalogue', 'find_metric', 'metric_direction', 'order_note', 'shown_metrics',
+           'Unscored', 'summarise_metric', 'build_result', 'BaseEvaluator']
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #12472979
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #3d071c65
 @dataclass(frozen=True)
 class RAGMetric:
     """Name one metric and say what it measures."""
@@ -29,7 +29,7 @@ class RAGMetric:
     name: str  # for instance "faithfulness"
     evaluator: str  # who computes it: "unitxt", "judge" or "custom"
     description: str = ""  # what is measured, exactly
-    higher_is_better: bool = True  # false where a low value is good
+    higher_is_better: bool | None = True  # false where a low value is good, None where neither is
     is_outcome: bool = False  # true for rates and sizes that are shown and never averaged with scores
 
     @property
@@ -37,7 +37,7 @@ class RAGMetric:
         """Give evaluator and name as one text."""
         return f"{self.evaluator}:{self.name}"
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #3072e3df
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #f2c6ddd5
 _FAITHFULNESS = "Share of the answer's words that stand in the one context that holds most of them."
 _ANSWER_CORRECTNESS = (
     "Share of the words of a correct answer that stand in the answer (recall); length is not penalised."
@@ -53,9 +53,12 @@ _CHARACTER_F1 = (
 _RECIPROCAL_RANK = "1 / rank of the first {}, else 0."
 _RECALL = "Share of the {} that were retrieved."
 _NDCG = "Discounted gain of the {} by rank, divided by the best possible."
-_BY_EVIDENCE = " Chunks are right that bring half of a passage of evidence or lie inside one."
+_BY_EVIDENCE = (
+    " Chunks are right that bring half of a passage of evidence or lie inside one;"
+    " only questions with evidence count."
+)
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #5329e988
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #f835ada4
 @dataclass(frozen=True)
 class AnswerMetrics:
     """List the metrics of answers."""
@@ -71,7 +74,7 @@ class AnswerMetrics:
     TOKEN_F1: RAGMetric = RAGMetric("token_f1", "custom", _TOKEN_F1)
     CHARACTER_F1: RAGMetric = RAGMetric("character_f1", "custom", _CHARACTER_F1)
     ANSWER_WORDS: RAGMetric = RAGMetric(
-        "answer_words", "custom", "Words in the answer.", higher_is_better=False, is_outcome=True
+        "answer_words", "custom", "Words in the answer.", higher_is_better=None, is_outcome=True
     )
     RIGHT_REFUSAL: RAGMetric = RAGMetric(
         "right_refusal", "custom", "Share of the unanswerable questions that were declined.", is_outcome=True
@@ -84,7 +87,7 @@ class AnswerMetrics:
         is_outcome=True,
     )
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #08cd7aa9
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #af4583ad
 @dataclass(frozen=True)
 class MetricCatalogue(AnswerMetrics):
     """List all metrics, and find them by name."""
@@ -106,7 +109,7 @@ class MetricCatalogue(AnswerMetrics):
     EVIDENCE_COVERAGE: RAGMetric = RAGMetric(
         "evidence_coverage",
         "custom",
-        "Share of the evidence's characters that stand in the retrieved chunks.",
+        "Share of the evidence's characters in the retrieved chunks; only questions with evidence count.",
     )
 
     def __iter__(self) -> Iterator[RAGMetric]:
@@ -139,6 +142,25 @@ def find_metric(
 
 Metrics = MetricCatalogue()
 
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #904c2fcc
+def metric_direction(
+    metric: str,  # "evaluator:name", or the name alone
+) -> bool | None:  # true where high is good, also for metrics of others; false where low is; None for neither
+    """Tell whether a high value of a metric is a good one."""
+    known = [one.higher_is_better for one in Metrics if metric in (one.name, one.key)]
+    return known[0] if known else True
+
+
+def order_note(
+    metric: str,  # "evaluator:name", or the name alone
+) -> str:  # a sentence; empty where the highest value comes first, as usual
+    """Say how configurations are ordered by a metric."""
+    direction, name = metric_direction(metric), metric.rpartition(":")[2]
+    if direction:
+        return ""
+    meaning = "low is good" if direction is False else "which is neither good nor bad"
+    return f"Ordered by {name}, lowest first: {meaning}."
+
 # %% ../../nbs/03_evaluation/07_metrics.ipynb #47cda11b
 DEFAULT_METRICS = (
     Metrics.FAITHFULNESS,
@@ -170,17 +192,18 @@ def shown_metrics(
         beside = [*beside, *_RETRIEVAL_METRICS]
     return shown + [metric for metric in beside if metric not in shown]
 
-# %% ../../nbs/03_evaluation/07_metrics.ipynb #96466a20
+# %% ../../nbs/03_evaluation/07_metrics.ipynb #08a1a903
 UNANSWERABLE = "unanswerable"  # the documents do not answer the question
 ANSWERABLE = "answerable"  # a metric of unanswerable questions only
-NOT_APPLICABLE = frozenset({UNANSWERABLE, ANSWERABLE})
+NO_EVIDENCE = "no located evidence"  # nobody has said which passage holds the answer
+NOT_APPLICABLE = frozenset({UNANSWERABLE, ANSWERABLE, NO_EVIDENCE})
 
 
 @dataclass(frozen=True)
 class Unscored:
     """Hold why a question has no score in a metric."""
 
-    reason: str  # UNANSWERABLE, ANSWERABLE, or what went wrong
+    reason: str  # UNANSWERABLE, ANSWERABLE, NO_EVIDENCE, or what went wrong
 
 
 Value = float | Unscored  # a score, or why there is none

@@ -130,7 +130,7 @@ class DamagedCollectionError(VectorStoreInitializationError):
 class StoppedError(AI4RAGError):
     """Report that the user stopped the run; everything finished so far is kept."""
 
-# %% ../../nbs/00_foundations/01_errors.ipynb #1e6c0648
+# %% ../../nbs/00_foundations/01_errors.ipynb #c5f0595a
 def nearest_names(
     name: str,  # the name that was not found
     candidates: Iterable[str],  # the names that exist
@@ -138,8 +138,9 @@ def nearest_names(
 ) -> list[str]:  # the nearest existing names, best first
     """Find the existing names that look most like the given one."""
     by_folded: dict[str, str] = {}
-    for candidate in candidates:
-        by_folded.setdefault(str(candidate).casefold(), str(candidate))
+    for candidate in map(str, candidates):
+        if candidate != str(name):  # it is there, and yet it could not be used
+            by_folded.setdefault(candidate.casefold(), candidate)
     matches = difflib.get_close_matches(str(name).casefold(), list(by_folded), n=limit, cutoff=0.6)
     return [by_folded[match] for match in matches]
 

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['MOST_THREADS', 'check_setting', 'Settings', 'load_settings']
 
-# %% ../../nbs/00_foundations/06_settings.ipynb #ac8f9690
+# %% ../../nbs/00_foundations/06_settings.ipynb #10c3f43b
 import configparser
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError, suggestion
+from .paths import is_special
 
 # %% ../../nbs/00_foundations/06_settings.ipynb #53f06ad2
 MOST_THREADS = 1000  # questions that may be answered at the same time
@@ -79,7 +80,7 @@ def _converted(
             remedy=f"The default is {default}.",
         ) from error
 
-# %% ../../nbs/00_foundations/06_settings.ipynb #fcf40aee
+# %% ../../nbs/00_foundations/06_settings.ipynb #10d7761e
 def load_settings(
     path: str | Path | None = None,  # a file; without it, settings.ini of the current folder if there is one
 ) -> Settings:  # the defaults, with the file's values in their place
@@ -89,6 +90,8 @@ def load_settings(
         raise InputError(f"There is no settings file '{file}'.", remedy="Name one that exists, or none.")
     if file.is_dir():
         raise InputError(f"'{file}' is a folder, not a settings file.", remedy="Rename or remove it.")
+    if is_special(file):
+        raise InputError(f"'{file}' is no regular file.", remedy="Rename or remove it.")
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(file, encoding="utf-8")

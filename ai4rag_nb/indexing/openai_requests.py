@@ -22,7 +22,7 @@ from ..foundations.texts import normalise
 __all__ = ['ServiceError', 'hide_secrets', 'shown_address', 'is_web_page', 'service_message', 'failure_kind', 'ServiceClient',
            'request_with_retries', 'request_once', 'answer_body', 'refusal', 'explained']
 
-# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #57f86c05
+# %% ../../nbs/01_indexing/09a_openai_requests.ipynb #34c07b5b
 _REMEDIES = {
     "unreachable": "Check OPENAI_BASE_URL and that the service is running.",
     "timeout": "Check that the service is not overloaded, or allow more time with request_timeout_seconds.",
@@ -31,7 +31,7 @@ _REMEDIES = {
     "model": "Check the model's name and OPENAI_BASE_URL.",
     "quota": "Check the limits of the account.",
     "refused": "",
-    "busy": "Try again later; everything finished is kept.",
+    "busy": "Try again later.",
     "broken": "Check that the service speaks the OpenAI protocol.",
 }
 

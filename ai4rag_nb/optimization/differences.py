@@ -32,7 +32,7 @@ def part_differences(
             found.append(f"'{name}' {'added' if old is None else 'removed' if new is None else 'changed'}")
     return found
 
-# %% ../../nbs/04_optimization/06a_differences.ipynb #9551dd9b
+# %% ../../nbs/04_optimization/06a_differences.ipynb #5158f3dc
 def differing(
     part: str,  # a part that differs
     before: Setup,  # what the run was made of
@@ -41,6 +41,10 @@ def differing(
     """Say in what one part differs."""
     verb = "differ" if part.endswith("s") else "differs"
     found = part_differences(part, before.get(part, {}), now.get(part, {})) if part in before else []
+    if part == "questions" and part in before and not found:
+        old, new = (setup.get("optimizer", {}).get("random_state") for setup in (before, now))
+        seeds = f" (seed {old} -> {new})" if old != new else ""
+        return f"The division into tuning and held-out questions differs{seeds}."
     if not found:
         return f"The {part} {verb}."
     more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['open_pipeline', 'make_pattern', 'refuse_preselection', 'ReadableExperiment', 'RunnableExperiment', 'Experiment']
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #829b6f4d
+# %% ../../nbs/04_optimization/21_experiment.ipynb #be3a2aa9
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 
 from ..evaluation.benchmark import BenchmarkData
 from ..evaluation.metrics import BaseEvaluator, RAGMetric
-from ..foundations.errors import InputError, NotAvailableError
+from ..foundations.errors import InputError, NotAvailableError, StorageError
+from ..evaluation.wording import counted
 from ..foundations.events import BaseEventHandler, EventBus, StopFlag
 from ..foundations.named_arguments import named_arguments
 from ..foundations.settings import Settings, load_settings
@@ -27,6 +28,7 @@ from .pattern import OpenPipeline, Pattern
 from .pipeline import make_pipeline
 from .prepared import ExperimentOptions, PreparedExperiment, prepare_experiment
 from .rag_space import AI4RAGSearchSpace
+from .ranking import RankedEvaluations
 from .results import ExperimentResults, best_result
 from .run_handle import RunHandle, RunTally
 from .routers import kept_router
@@ -69,7 +71,7 @@ def refuse_preselection(
                 remedy="Leave the argument out, or name fewer models in the space.",
             )
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #858a7b24
+# %% ../../nbs/04_optimization/21_experiment.ipynb #2aaafc56
 class ReadableExperiment:
     """Hold a prepared experiment and read its results."""
 
@@ -84,8 +86,8 @@ class ReadableExperiment:
     def __repr__(self) -> str:
         prepared = self.prepared
         return (
-            f"{type(self).__name__}: {prepared.models.space.combinations} pipelines, "
-            f"{len(prepared.inputs.tuning)} questions to choose by, results in {prepared.folder}"
+            f"{type(self).__name__}: {counted(prepared.models.space.combinations, 'pipeline')}, "
+            f"{counted(len(prepared.inputs.tuning), 'question')} to choose by, results in {prepared.folder}"
         )
 
     @property
@@ -97,6 +99,9 @@ class ReadableExperiment:
     def results(self) -> ExperimentResults:
         """Read everything that was found so far."""
         if not is_run_folder(self.output_path):
+            if self.run is not None and not self.run.running:
+                remedy = "Run the same again: embeddings and answers are kept in the workspace."
+                raise StorageError(f"The run in '{self.output_path}' was deleted.", remedy=remedy)
             raise InputError("This experiment has no results yet.", remedy="Call search() or start() first.")
         return read_results(self.output_path, partial(make_pattern, self.prepared))
 
@@ -105,7 +110,7 @@ class ReadableExperiment:
         self.prepared.models.close()
         self.prepared.workspace.close()
 
-# %% ../../nbs/04_optimization/21_experiment.ipynb #baa57afb
+# %% ../../nbs/04_optimization/21_experiment.ipynb #f5e1afac
 class RunnableExperiment(ReadableExperiment):
     """Run a prepared experiment."""
 
@@ -118,18 +123,22 @@ class RunnableExperiment(ReadableExperiment):
             for result in read_results(self.output_path).get_best_evaluations():
                 tally.take(result.name, result.score, result.context_tokens)
         listening = [tally, *self.listeners()]
-        self.run = RunHandle(partial(run_prepared, self.prepared, listening, flag), flag, tally)
+        self.run = RunHandle(partial(self._search, listening, flag), flag, tally)
         return self.run
+
+    def _search(self, listening: list[BaseEventHandler], flag: StopFlag) -> dict[str, Any]:
+        evaluations = run_prepared(self.prepared, listening, flag)
+        best = best_result(RankedEvaluations(evaluations, self.prepared.inputs.objective.key))
+        return {**best.configuration, "score": best.score}
 
     def listeners(self) -> list[BaseEventHandler]:
         """List who listens to the next run."""
         return list(self.handlers)
 
     def search(self) -> dict[str, Any]:
-        """Search for the best configuration and return it with its "score"."""
-        self.start().wait()
-        best = best_result(self.results)
-        return {**best.configuration, "score": best.score}
+        """Search for the best configuration and return it with its "score", as `start().wait()` does."""
+        found: dict[str, Any] = self.start().wait()
+        return found
 
 # %% ../../nbs/04_optimization/21_experiment.ipynb #05a57f71
 _IN_SPACE = "Models belong into the search space: AI4RAGSearchSpace({0}=['{1}'])."

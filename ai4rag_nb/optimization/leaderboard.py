@@ -5,21 +5,22 @@
 # %% auto #0
 __all__ = ['leaderboard_records', 'metric_names', 'other_metrics', 'varied_settings', 'leaderboard_frame']
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #5d8709f9
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #4dad2aba
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..evaluation.metrics import order_note
 from ..foundations.errors import InputError
 from .ranking import RANKED_STATES, RankedEvaluations, metric_scores
 
 if TYPE_CHECKING:
     import pandas
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #e5f2e599
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #5e80d03c
 def leaderboard_records(
     results: RankedEvaluations,  # what an experiment found out
     metric: str | None = None,  # what to rank by; the optimization metric without it
-) -> dict[str, Any]:  # {"metric", "chosen", "patterns": [...]}, ready for JSON
+) -> dict[str, Any]:  # {"metric", "chosen", "patterns": [...]}, ready for JSON; "note" on an unusual order
     """Describe the ranking as plain data."""
     key = results.metric_key(metric)
     patterns = []
@@ -39,7 +40,8 @@ def leaderboard_records(
                 **({"reason": result.reason} if result.reason else {}),
             }
         )
-    return {"metric": key, "chosen": list(results.metrics), "patterns": patterns}
+    note = {"note": said} if (said := order_note(key)) else {}
+    return {"metric": key, "chosen": list(results.metrics), "patterns": patterns, **note}
 
 # %% ../../nbs/04_optimization/08b_leaderboard.ipynb #b637f7fe
 def metric_names(
@@ -119,12 +121,12 @@ def _whole_row(
     ends = {name: entry[name] for name in ("context_tokens", "duration_seconds")}
     return {**row, **entry["settings"], **ends, "reason": entry.get("reason", "")}
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #da7a269f
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #e57d7079
 def leaderboard_frame(
     results: RankedEvaluations,  # what an experiment found out
     metric: str | None = None,  # what to rank by; the optimization metric without it
     columns: str = "short",  # "short", or "all" for everything that was measured
-) -> "pandas.DataFrame":  # one row a configuration, best first
+) -> "pandas.DataFrame":  # one row a configuration, best first; `attrs["note"]` on an unusual order
     """Show the ranking as a table."""
     import pandas
 
@@ -145,4 +147,6 @@ def leaderboard_frame(
     frame = pandas.DataFrame(rows, columns=None if rows else usual)
     for whole in ("rank", "n", *(["context_tokens"] if columns == "short" else [])):
         frame[whole] = frame[whole].astype("Int64")
+    if "note" in records:
+        frame.attrs["note"] = records["note"]
     return frame

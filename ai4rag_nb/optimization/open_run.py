@@ -6,7 +6,7 @@
 __all__ = ['require_run', 'run_notes', 'read_results', 'stored_config', 'measured_choices', 'stored_models', 'open_stored_index',
            'open_stored_pipeline', 'open_run', 'find_pattern']
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #4b3093cf
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #11ce0001
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..foundations.cache import Cache
-from ..foundations.errors import InputError, RunFolderError, suggestion
+from ..foundations.errors import InputError, RunFolderError
 from ..foundations.events import EventBus, StopFlag
 from ..foundations.paths import check_path
 from ..foundations.settings import load_settings
@@ -32,20 +32,23 @@ from .results import ExperimentResults
 from .routers import kept_router
 from .run_store import EvaluationResult, RunStore, get_trials, is_run_folder
 from .space_models import make_embedding_model, make_foundation_model
-from .workspace import Workspace
+from .workspace import Workspace, is_workspace
 from ..querying.models import DEFAULT_GENERATION
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #7ef51e8e
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #9b3a8a84
+_RUN_FOLDERS = "A run lies in the folder that was given as output_path, or to --out on the command line."
+
+
 def require_run(
     folder: str | Path,  # where a run should be
 ) -> Path:  # the same folder
     """Refuse a folder in which there is no run."""
     if not is_run_folder(check_path(folder, "The run folder")):
         what = "holds no run" if Path(folder).is_dir() else "does not exist"
-        raise RunFolderError(f"The run folder '{folder}' {what}.", remedy="Name the folder given to --out.")
+        raise RunFolderError(f"The run folder '{folder}' {what}.", remedy=_RUN_FOLDERS)
     return Path(folder)
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #f3db0588
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #a4c5ea74
 def run_notes(
     store: RunStore,  # the run
     evaluations: Sequence[EvaluationResult],  # every stored configuration
@@ -54,10 +57,11 @@ def run_notes(
     evaluated = len(evaluations)
     lost = [trial.name for trial in evaluations if cannot_win(trial) and lost_to_service(trial)]
     budget = min(store.fact("max_evals", evaluated), store.fact("combinations", evaluated))
+    verb = "is" if evaluated == 1 else "are"
     notes = [*store.fact("notes", []), store.fact("held_out_problem", "")]
     if store.fact("state", "completed") != "completed" and evaluated < budget:
         notes.append(
-            f"The search is not finished: {evaluated} of {budget} configurations are evaluated. "
+            f"The search is not finished: {evaluated} of {budget} configurations {verb} evaluated. "
             "Running the same again goes on from there."
         )
     if lost:
@@ -129,7 +133,21 @@ def stored_models(
     writer = make_foundation_model(writing, cache, reader, settings, **measured_choices(writing, result))
     return {"embedding_model": embedder, "foundation_model": writer}
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #fc31ef03
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #87e96d27
+def _stored_workspace(
+    home: Path,  # where the workspace should be
+    remembered: Path,  # where the run had it
+) -> Workspace:  # the workspace, open
+    """Open the workspace of a run, or say that it is gone."""
+    if home.absolute() == remembered and not is_workspace(home):
+        raise InputError(
+            f"The workspace '{home}' of this run is gone.",
+            remedy="Run the same again with that workspace: it is made anew. If it was moved, name its new "
+            "folder (--workspace).",
+        )
+    return Workspace.existing(home)
+
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #2db281b6
 def open_stored_index(
     work: IndexingPhase,  # what indexes are made from; without documents
     result: EvaluationResult,  # one of the run's results
@@ -151,11 +169,12 @@ def open_stored_pipeline(
 ) -> OpenPipeline:  # the pipeline, open
     """Open the pipeline of a stored result."""
     with closing(RunStore(require_run(folder), read_only=True)) as store:
-        home = Path(workspace_folder or store.fact("workspace"))
+        remembered = Path(store.fact("workspace"))
+        home = Path(workspace_folder or remembered)
         specs, binding = store.fact("models", {}), store.fact("store_binding", {})
         documents_key = store.fact("fingerprint", {}).get("documents", "")
     with ExitStack() as opened:
-        workspace = Workspace.existing(home)
+        workspace = _stored_workspace(home, remembered)
         opened.callback(workspace.close)
         config = stored_config(binding, home)
         models = stored_models(specs, result, workspace.cache)
@@ -169,7 +188,7 @@ def open_stored_pipeline(
         pipeline = make_pipeline(configuration, index.store, classifier=router)
         return OpenPipeline(pipeline, opened.pop_all().close, [index.note] if index.note else [])
 
-# %% ../../nbs/04_optimization/20a_open_run.ipynb #76e85ac5
+# %% ../../nbs/04_optimization/20a_open_run.ipynb #788bab88
 def open_run(
     folder: str | Path,  # a run folder
     workspace: str | Path | None = None,  # its workspace, when it was moved
@@ -188,15 +207,4 @@ def find_pattern(
     name: str | None = None,  # a pattern's name; the best one without it
 ) -> Pattern:  # the pattern
     """Find a pattern of an opened run by its name."""
-    if name is None:
-        return results.best_pattern()
-    found = [result for result in results.evaluations if result.name.casefold() == name.casefold()]
-    if not found:
-        names = [result.name for result in results.evaluations]
-        remedy = suggestion(name, names) or f"There are: {', '.join(names)}."
-        raise InputError(f"The run has no pattern '{name}'.", remedy=remedy)
-    if found[0].state == "failed":
-        raise InputError(f"{found[0].name} failed: {found[0].reason}", remedy="Ask another pattern.")
-    if results.pattern_builder is None:
-        raise InputError("The run was read without its models.", remedy="Open it with open_run.")
-    return results.pattern_builder(found[0])
+    return results.best_pattern() if name is None else results.pattern(name)

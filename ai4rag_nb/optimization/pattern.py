@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['OpenPipeline', 'LazyPipeline', 'Pattern']
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #c31b417c
+# %% ../../nbs/04_optimization/10_pattern.ipynb #34fc4b80
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..foundations.texts import canonical_json
 from .run_store import EvaluationResult
 from ..querying.answer import Answer
 from ..querying.rag import BaseRAGTemplate
@@ -63,7 +62,7 @@ class LazyPipeline:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-# %% ../../nbs/04_optimization/10_pattern.ipynb #84ea81cf
+# %% ../../nbs/04_optimization/10_pattern.ipynb #0f23ce2e
 class Pattern(LazyPipeline):
     """Answer questions with one evaluated configuration."""
 
@@ -79,7 +78,15 @@ class Pattern(LazyPipeline):
 
     def __repr__(self) -> str:
         score = "no score" if self.result.score is None else f"score {self.result.score:.3f}"
-        return f"Pattern({self.name}, {score}, {canonical_json(self.result.configuration)})"
+        return f"Pattern({self.name}, {score})"
+
+    def load(self) -> None:
+        """Open the pipeline and load a local embedding model, so that the first question is not slower."""
+        store = getattr(getattr(self.rag, "retriever", None), "vector_store", None)
+        model: Any = getattr(store, "embedding_model", None)
+        model = getattr(model, "model", model)  # behind its memory, which would answer without it
+        if str(getattr(model, "spec", "")).startswith("local:"):
+            model.embed_query("ready")
 
     def generate(
         self,

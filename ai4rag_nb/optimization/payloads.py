@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['indexing_parameters', 'rag_parameters', 'pattern_payload', 'question_results', 'write_json', 'LocalEventHandler']
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #c993941f
+# %% ../../nbs/04_optimization/08_payloads.ipynb #25de5eb4
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.evaluation_data import EvaluationData
+from ..evaluation.evaluation_data import EvaluationData, right_documents
 from ..foundations.errors import StorageError
 from ..foundations.events import BaseEventHandler
 from ..indexing.embedding import BaseEmbeddingModel
@@ -98,12 +98,12 @@ def pattern_payload(
         "settings": dict(settings),
     }
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #aeb0a0c6
+# %% ../../nbs/04_optimization/08_payloads.ipynb #1dd18c25
 def question_results(
     evaluation_data: Sequence[EvaluationData],  # one entry a question
     responses: Sequence[Mapping[str, Any]],  # the pipeline's answers, in the same order
     question_scores: Sequence[Mapping[str, Any]],  # as evaluators return them
-    evidence_marks: Sequence[Sequence[bool]],  # for every question, which hits hold evidence
+    evidence_marks: Sequence[Sequence[bool | None]],  # which hits hold evidence; None where none is known
 ) -> list[dict[str, Any]]:  # one entry a question, as evaluation_results.json holds them
     """Put the questions, answers, sources and scores of a pattern together."""
     scores = {entry["question_id"]: entry["metrics"] for entry in question_scores}
@@ -121,7 +121,7 @@ def question_results(
                 "answer": response["answer"],
                 "answer_contexts": list(data.contexts),
                 "metrics": metrics,
-                "hits": _hit_entries(response["reference_documents"], marks),
+                "hits": _hit_entries(response["reference_documents"], marks, right_documents(data)),
                 "timings": dict(response.get("timings") or {}),
                 "tokens": dict(response.get("tokens") or {}),
                 "trace": stored_trace(response.get("trace") or ()),
@@ -133,10 +133,11 @@ def question_results(
         )
     return entries
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #66131ecf
+# %% ../../nbs/04_optimization/08_payloads.ipynb #bf3acfdc
 def _hit_entries(
     chunks: Sequence[Any],  # the retrieved chunks
-    evidence_marks: Sequence[bool],  # which of them hold evidence
+    evidence_marks: Sequence[bool | None],  # which of them hold evidence; None where none is known
+    document_marks: Sequence[bool],  # which of them are from a correct document
 ) -> list[dict[str, Any]]:  # one entry a chunk, in rank order
     """Describe the chunks that an answer was made from."""
     return [
@@ -149,9 +150,10 @@ def _hit_entries(
             "text": chunk.text,
             "score": getattr(chunk, "score", None),
             "scores": dict(getattr(chunk, "scores", {})),
-            "evidence": bool(mark),
+            "evidence": mark,
+            "right_document": right,
         }
-        for chunk, mark in zip(chunks, evidence_marks, strict=True)
+        for chunk, mark, right in zip(chunks, evidence_marks, document_marks, strict=True)
     ]
 
 # %% ../../nbs/04_optimization/08_payloads.ipynb #4a7ab49c

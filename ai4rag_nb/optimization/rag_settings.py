@@ -20,7 +20,7 @@ __all__ = ['CHUNK_SIZES', 'SMALLEST_CHUNK', 'LARGEST_WINDOW', 'CHUNKERS', 'SEARC
            'RECURSIVE', 'HYBRID', 'RECIPROCAL', 'WEIGHTED', 'WINDOW', 'INDEXING_SETTINGS', 'QUERYING_SETTINGS',
            'SETTINGS', 'BY_NAME', 'MOST_VALUES', 'KNOWN_WINDOWS', 'Windows', 'KNOWN_SPECIAL_TOKENS', 'GENERAL_RULES',
            'check_names', 'possible_words', 'check_values', 'fitting_sizes', 'check_smallest_size', 'window_rules',
-           'overlap_parameter']
+           'overlap_parameter', 'in_order']
 
 # %% ../../nbs/04_optimization/02a_rag_settings.ipynb #52cd8067
 CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048)
@@ -133,7 +133,7 @@ def check_values(
             remedy = f"It lies between {setting.smallest} and {setting.largest}."
             raise SearchSpaceError(f"{name}: {short(value)} is not possible.", remedy=remedy)
 
-# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #458b018f
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #059ad4d0
 KNOWN_WINDOWS = {"local:all-MiniLM-L6-v2": 256}
 Windows = Mapping[
     str, int | None
@@ -153,12 +153,13 @@ def fitting_sizes(
     over = [str(size) for size in sizes if size > max(limits)]
     beyond = ", ".join(over[:6]) + (f", ... ({len(over)} sizes)" if len(over) > 6 else "")
     models = ", ".join(f"{label} ({limit} tokens)" for label, limit in windows.items())
+    verb = "is" if len(over) == 1 else "are"
     if beyond and (given or not fitting):
         remedy = f"Use at most {max(limits)}, or a model with a larger window."
         raise SearchSpaceError(
-            f"chunk_size {beyond} is beyond the window of every model: {models}.", remedy=remedy
+            f"chunk_size {beyond} {verb} beyond the window of every model: {models}.", remedy=remedy
         )
-    return fitting, [f"chunk_size {beyond} is left out: beyond the window of {models}."] if beyond else []
+    return fitting, [f"chunk_size {beyond} {verb} left out: beyond the window of {models}."] if beyond else []
 
 # %% ../../nbs/04_optimization/02a_rag_settings.ipynb #3f2b3e99
 KNOWN_SPECIAL_TOKENS = {"local:all-MiniLM-L6-v2": 2}
@@ -224,3 +225,17 @@ GENERAL_RULES = (
     Rule(lambda ranker_k: ranker_k > 0, "ranker_strategy 'rrf' needs a ranker_k above 0"),
     Rule(lambda window_size: window_size > 0, "retrieval_method 'window' needs a window_size above 0"),
 )
+
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #a416b22c
+def in_order(
+    optional: Iterable[Setting],  # settings that are switched on
+) -> list[Setting]:  # all settings of a space, in the order of the pipeline
+    """Put the settings of a space in order: what others depend on comes first."""
+    added = list(optional)
+    early = [setting for setting in added if setting.name in ("index_structure", "routing")]
+    return [
+        *INDEXING_SETTINGS,
+        *early,
+        *QUERYING_SETTINGS,
+        *(setting for setting in added if setting not in early),
+    ]

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['RANKED_STATES', 'metric_scores', 'question_values', 'Evaluations', 'RankedEvaluations', 'exact_tie_note']
 
-# %% ../../nbs/04_optimization/08a_ranking.ipynb #1c3c2048
+# %% ../../nbs/04_optimization/08a_ranking.ipynb #aca39a9d
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.context_size import rank_key, same_score
+from ..evaluation.metrics import metric_direction
 from ..foundations.errors import InputError, suggestion
 from .run_store import EvaluationResult
 
@@ -72,7 +73,7 @@ class Evaluations:
             remedy=suggestion(metric, known) or f"Known: {', '.join(known)}.",
         )
 
-# %% ../../nbs/04_optimization/08a_ranking.ipynb #fe124e9a
+# %% ../../nbs/04_optimization/08a_ranking.ipynb #f7d9b787
 class RankedEvaluations(Evaluations):
     """Rank evaluated configurations."""
 
@@ -82,13 +83,13 @@ class RankedEvaluations(Evaluations):
     ) -> list[EvaluationResult]:  # best first; those that cannot win come last
         """Rank the configurations by a metric."""
         key = self.metric_key(metric)
+        sign = 1.0 if metric_direction(key) else -1.0
 
         def order(result: EvaluationResult) -> tuple[int, tuple[float, float, float, int]]:
             mean = metric_scores(result).get(key, {}).get("mean")
             ranked = result.state in RANKED_STATES and mean is not None
-            by = rank_key(
-                -1.0 if mean is None else mean, result.context_tokens, result.calls, result.iteration
-            )
+            value = -1.0 if mean is None else sign * mean
+            by = rank_key(value, result.context_tokens, result.calls, result.iteration)
             return 0 if ranked else 1, by
 
         return sorted(self.evaluations, key=order)

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['USEFUL_FROM', 'constant_names', 'constant_note', 'reading_notes']
 
-# %% ../../nbs/04_optimization/09a_reading_notes.ipynb #b359ea70
+# %% ../../nbs/04_optimization/09a_reading_notes.ipynb #7963be2e
 from collections.abc import Sequence
 from typing import Any
 
 from ..evaluation.overall_score import constant_metrics
 from ..evaluation.split import few_questions_note
-from .ranking import RankedEvaluations, exact_tie_note
+from .ranking import RankedEvaluations, exact_tie_note, metric_scores
 from .run_store import EvaluationResult
 
 # %% ../../nbs/04_optimization/09a_reading_notes.ipynb #1480e449
@@ -55,11 +55,14 @@ def constant_note(
         f"and {verbs[1]} not help to choose between them."
     )
 
-# %% ../../nbs/04_optimization/09a_reading_notes.ipynb #5b4bba55
+# %% ../../nbs/04_optimization/09a_reading_notes.ipynb #0702d782
 def reading_notes(
     results: RankedEvaluations,  # what was found so far, with what was noted in the run
     questions: int,  # how many questions each answered
 ) -> list[str]:  # sentences, each once
     """Collect what a reader of a ranking has to know."""
-    notes = [exact_tie_note(results), *results.notes, constant_note(results), few_questions_note(questions)]
+    first = next(iter(results.ranking()), None)
+    scores = metric_scores(first).get(results.optimization_metric, {}) if first else {}
+    few = few_questions_note(scores.get("n") or questions, questions) if first else ""
+    notes = [exact_tie_note(results), *results.notes, constant_note(results), few]
     return list(dict.fromkeys(note for note in notes if note))

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['Candidate', 'EvaluationResult', 'stored_value', 'is_run_folder', 'check_run_folder', 'trial_columns', 'add_failures',
-           'RunStore', 'put_trial', 'get_trials', 'compare_fingerprints', 'count_trials', 'check_owner', 'claim_run',
-           'forget_failures']
+           'RunFile', 'RunStore', 'put_trial', 'get_trials', 'compare_fingerprints', 'count_trials', 'check_owner',
+           'claim_run', 'forget_failures']
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #205d3022
+# %% ../../nbs/04_optimization/07_run_store.ipynb #7d1f573c
 import json
 import os
+import sqlite3
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from ..evaluation.context_size import context_tokens
 from ..foundations.cache import SQLiteFile, read_rows
 from ..foundations.errors import RunFolderError, StorageError
-from ..foundations.paths import check_path
+from ..foundations.paths import check_path, file_identity
 from .differences import Setup, changed_parts, differing
 
 # %% ../../nbs/04_optimization/07_run_store.ipynb #717d94c6
@@ -40,7 +41,7 @@ class Candidate:
         """Give the pattern's name."""
         return f"Pattern{self.iteration + 1}"
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #fe72948f
+# %% ../../nbs/04_optimization/07_run_store.ipynb #1cf6e149
 @dataclass(frozen=True)
 class EvaluationResult:
     """Hold one evaluated configuration as it is stored."""
@@ -55,6 +56,10 @@ class EvaluationResult:
     reason: str = ""  # why it failed
     seconds: float = 0.0  # how long the evaluation took
     failure: str = ""  # what failed, as a `Failure`; empty where nothing did
+
+    def __repr__(self) -> str:
+        score = "no score" if self.score is None else f"score {self.score:.3f}"
+        return f"{type(self).__name__}({self.name}, {self.state}, {score})"
 
     @property
     def name(self) -> str:
@@ -137,11 +142,35 @@ def add_failures(
         if "failure" not in trial_columns(store):
             connection.execute("ALTER TABLE trials ADD COLUMN failure TEXT NOT NULL DEFAULT ''")
 
-# %% ../../nbs/04_optimization/07_run_store.ipynb #4afdceab
-class RunStore(SQLiteFile):
-    """Keep the trials and the facts of one run in its folder."""
+# %% ../../nbs/04_optimization/07_run_store.ipynb #1e9197c4
+class RunFile(SQLiteFile):
+    """Be a file that notices when somebody removes it."""
 
     damaged = "Name a new folder for the results; what was paid for is kept in the workspace."
+
+    @cached_property
+    def identity(self) -> tuple[int, int] | None:
+        """Tell which file was opened; asked for the first time when that is done."""
+        return file_identity(self.path)
+
+    def check_there(self) -> None:
+        """Raise when the file was removed meanwhile; what is written then would be lost."""
+        if file_identity(self.path) != self.identity:
+            raise StorageError(
+                f"The run in '{Path(self.path).parent}' was deleted or replaced while it was in use.",
+                remedy="Run the same again: embeddings and answers are kept in the workspace.",
+            )
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run statements that happen together or not at all, unless the file is gone."""
+        self.check_there()
+        with super().transaction() as connection:
+            yield connection
+
+# %% ../../nbs/04_optimization/07_run_store.ipynb #c0e99319
+class RunStore(RunFile):
+    """Keep the trials and the facts of one run in its folder."""
 
     schema = (
         "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -158,6 +187,7 @@ class RunStore(SQLiteFile):
     ) -> None:
         self.folder = Path(folder) if read_only else check_run_folder(folder)
         super().__init__(self.folder / _RUN_FILE, read_only)
+        self.check_there()
         add_failures(self)
 
     def fact(

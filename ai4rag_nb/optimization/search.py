@@ -67,7 +67,7 @@ def tell_result(
     """Tell the optimizer what was found out."""
     search.optimizer.tell(result.configuration, usable_score(result), reason=result.reason)
 
-# %% ../../nbs/04_optimization/15_search.ipynb #44024764
+# %% ../../nbs/04_optimization/15_search.ipynb #04832a41
 def try_configuration(
     search: Search,  # what the loop works with
     configuration: Mapping[str, Any],  # a proposal of the optimizer
@@ -76,6 +76,7 @@ def try_configuration(
     """Measure one proposal, keep the result, announce it and tell the optimizer."""
     labels = search.space.labels(configuration)
     candidate = Candidate(iteration, search.space.key(configuration), configuration, labels)
+    search.store.check_there()
     search.bus.emit(TrialStarted(name=candidate.name, iteration=iteration, configuration=dict(labels)))
     result = search.attempt(candidate)
     put_trial(search.store, result)

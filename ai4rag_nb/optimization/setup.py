@@ -18,17 +18,17 @@ from .optimizer import OptimizerSettings
 from .preparation import ExperimentInputs
 from .search_space import SearchSpace
 
-# %% ../../nbs/04_optimization/18b_setup.ipynb #90601b4a
+# %% ../../nbs/04_optimization/18b_setup.ipynb #3862f1d8
 def described_questions(
     tuning: BenchmarkData,  # the questions of the search
     held_out: BenchmarkData | None = None,  # the questions of the report
 ) -> dict[str, str]:  # id and first words -> a key of everything about the question
     """Describe questions so that a changed one can be named."""
     described = {}
-    for part, benchmark in (("search", tuning), ("report", held_out)):
-        for name in benchmark.questions_ids if benchmark is not None else ():
-            only = benchmark.subset([name]) if benchmark is not None else tuning
-            described[f"{name}: {only.questions[0][:60]}"] = content_key(part, only.fingerprint())[:12]
+    for benchmark in [tuning, *([] if held_out is None else [held_out])]:
+        for name in benchmark.questions_ids:
+            only = benchmark.subset([name])
+            described[f"{name}: {only.questions[0][:60]}"] = content_key(only.fingerprint())[:12]
     return described
 
 # %% ../../nbs/04_optimization/18b_setup.ipynb #cab0391a

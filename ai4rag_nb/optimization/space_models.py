@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SpaceModels', 'make_embedding_model', 'make_foundation_model', 'MadeModels', 'make_models', 'explaining',
-           'fit_models', 'check_questions', 'check_models', 'check_services', 'space_fingerprint']
+           'window_sources', 'fitted_again', 'fit_models', 'check_questions', 'check_services', 'refused_questions',
+           'check_models', 'space_fingerprint']
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #39fb5004
+# %% ../../nbs/04_optimization/16_space_models.ipynb #b4893355
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from ai4rag_nb.foundations.errors import (
     IndexingError,
     InputError,
     ModelSettingsError,
+    SearchSpaceError,
     StorageError,
     StoppedError,
 )
 from ..foundations.settings import Settings
-from ..foundations.texts import content_key
+from ..foundations.texts import clean_text, content_key
 from ..indexing.embedding import BaseEmbeddingModel, CachedEmbeddingModel
+from ..indexing.embedding_checks import RefusedTextError, probe_failure
 from .choices import value_identity
 from .rag_space import AI4RAGSearchSpace
 from .search_space import SearchSpace
@@ -122,7 +125,7 @@ def make_models(
     }
     return MadeModels(space, embedding, writing)
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #10845eba
+# %% ../../nbs/04_optimization/16_space_models.ipynb #73cdabe2
 @contextmanager
 def explaining(
     spec: str,  # the model that is asked
@@ -137,21 +140,48 @@ def explaining(
             f"The model '{spec}' does not work. {error.message}", remedy=error.remedy, failure=error.failure
         ) from None
 
+# %% ../../nbs/04_optimization/16_space_models.ipynb #3212bf38
+def window_sources(
+    made: MadeModels,  # the models of a space
+) -> list[str]:  # a sentence for each window of a service that is too small for some chunk size
+    """Say where the windows come from that make sizes impossible."""
+    largest = max(_choices(made.space, "chunk_size").values())
+    windows = [(model, model.context_length) for model in made.embedding.values()]
+    small = [model for model, window in windows if window is not None and window < largest]
+    return [source for model in small if (source := model.window_source())]
 
+
+def fitted_again(
+    made: MadeModels,  # the models of a space
+    error: SearchSpaceError,  # why nothing of the space is left
+) -> AI4RAGSearchSpace:  # the space with models
+    """Ask for windows that are only remembered before a space is refused for them."""
+    changed = []
+    for model in made.embedding.values():
+        with explaining(model.spec):
+            changed.append(model.ask_window_again())
+    if any(changed):
+        return made.space.resolve(made.embedding, made.writing)
+    said = " ".join([error.message, *window_sources(made)])
+    raise SearchSpaceError(said, remedy=error.remedy) from None
+
+# %% ../../nbs/04_optimization/16_space_models.ipynb #dcc87d60
 def fit_models(
     made: MadeModels,  # the models of a space
 ) -> SpaceModels:  # the space with models, sizes fitted to their windows
     """Put the models into the space and leave out what they cannot hold."""
-    for model in made.embedding.values():
+    embedders = list(made.embedding.values())
+    for model in embedders:
         with explaining(model.spec):
             _ = model.context_length
-    return SpaceModels(
-        made.space.resolve(made.embedding, made.writing),
-        list(made.embedding.values()),
-        list(made.writing.values()),
-    )
+    try:
+        space = made.space.resolve(made.embedding, made.writing)
+    except SearchSpaceError as error:
+        space = fitted_again(made, error)
+    object.__setattr__(space, "notes", (*space.notes, *window_sources(made)))
+    return SpaceModels(space, embedders, list(made.writing.values()))
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #7c5e62bc
+# %% ../../nbs/04_optimization/16_space_models.ipynb #1724cd1d
 def check_questions(
     models: SpaceModels,  # the models of a space
     questions: Sequence[str],  # all questions of the benchmark
@@ -160,27 +190,17 @@ def check_questions(
     for embedder in models.embedding_models:
         with explaining(embedder.spec):
             report = embedder.overlong_texts(list(questions)) if embedder.refuse_overlong else None
+            if report is not None and report.beyond and embedder.ask_window_again():
+                report = embedder.overlong_texts(list(questions))
         if report is not None and report.beyond:
             first = questions[report.beyond[0]]
             raise BenchmarkError(
                 f"The question '{first[:80]}' is longer than the {report.window} tokens that "
-                f"'{embedder.spec}' reads.",
+                f"'{embedder.spec}' reads. {embedder.window_source()}".strip(),
                 remedy="Shorten it, or use a model with a larger window.",
             )
 
-# %% ../../nbs/04_optimization/16_space_models.ipynb #d94ae520
-def check_models(
-    models: SpaceModels,  # the models of a space
-    questions: Sequence[str],  # all questions of the benchmark
-) -> None:
-    """Ask every model once, so that one that cannot answer is found now."""
-    for writer in models.foundation_models:
-        check_model(writer)
-    for embedder in models.embedding_models:
-        with explaining(embedder.spec):
-            embedder.embed_queries(list(questions))
-
-# %% ../../nbs/04_optimization/16_space_models.ipynb #bc2d0ee7
+# %% ../../nbs/04_optimization/16_space_models.ipynb #825a75e7
 _GREETINGS = ("Reply with one word: hello", "Reply with one word: good", "What is one and one?")
 
 
@@ -197,7 +217,7 @@ def _fails_now(
                 raise IndexingError(f"It gives vectors of {size} dimensions now, and gave {model.dimension}.")
             return None
         except AI4RAGError as error:
-            failure = error
+            failure = probe_failure(error)
     return failure
 
 
@@ -213,6 +233,42 @@ def check_services(
                 remedy=f"Everything finished is kept; run the same again to go on. {error.remedy}",
                 failure=Failure.SERVICE,
             )
+
+# %% ../../nbs/04_optimization/16_space_models.ipynb #7dbf4543
+def refused_questions(
+    embedder: BaseEmbeddingModel,  # who embeds
+    questions: Sequence[str],  # all questions of the benchmark
+) -> list[str]:  # a note for each question that is refused
+    """Embed all questions that a model takes."""
+    left, notes = list(questions), list[str]()
+    while left:
+        try:
+            embedder.embed_queries(left)
+            break
+        except RefusedTextError as error:
+            kept = [question for question in left if clean_text(question)[0] != error.text]
+            failure = _fails_now(embedder) if len(kept) < len(left) and not notes else None
+            if failure is not None or len(kept) == len(left):
+                raise (failure or error) from None
+            left = kept
+            notes.append(
+                f"'{embedder.spec}' refuses the question '{error.text[:80]}'; it has no score. {error.said}"
+            )
+    return notes
+
+
+def check_models(
+    models: SpaceModels,  # the models of a space
+    questions: Sequence[str],  # all questions of the benchmark
+) -> list[str]:  # what a reader has to know, one sentence each
+    """Ask every model once, so that one that cannot answer is found now."""
+    notes: list[str] = []
+    for writer in models.foundation_models:
+        check_model(writer)
+    for embedder in models.embedding_models:
+        with explaining(embedder.spec):
+            notes += refused_questions(embedder, questions)
+    return notes
 
 # %% ../../nbs/04_optimization/16_space_models.ipynb #775c25ba
 def space_fingerprint(

@@ -73,7 +73,7 @@ def usable_score(
     """Read a score; what is missing, not a number or infinite is a failed evaluation."""
     return float(score) if score is not None and math.isfinite(score) else None
 
-# %% ../../nbs/04_optimization/03a_trials.ipynb #c5d0e660
+# %% ../../nbs/04_optimization/03a_trials.ipynb #c3f8f45a
 Objective = Callable[[dict[str, Any]], float | None]
 
 
@@ -92,10 +92,14 @@ def read_known(
         except SearchSpaceError as error:
             notes.append(f"A known observation is not used: {error.message}")
             continue
-        trials.append(Trial(point, usable_score(observation["score"]), known=True))
+        score = usable_score(observation["score"])
+        if score is None and observation["score"] is not None:
+            notes.append(f"A known observation is not used: its score is {observation['score']}.")
+            continue
+        trials.append(Trial(point, score, known=True))
     return trials, notes
 
-# %% ../../nbs/04_optimization/03a_trials.ipynb #dee8591a
+# %% ../../nbs/04_optimization/03a_trials.ipynb #48b2ba1b
 class SearchMemory:
     """Remember what a search has tried and what is left."""
 
@@ -136,7 +140,7 @@ class SearchMemory:
             if self._drawn[place] not in taken:
                 yield self._drawn[place]
 
-# %% ../../nbs/04_optimization/03a_trials.ipynb #67c65f47
+# %% ../../nbs/04_optimization/03a_trials.ipynb #353c51c2
 class SearchProgress(SearchMemory):
     """Tell how far a search is."""
 

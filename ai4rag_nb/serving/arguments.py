@@ -164,7 +164,7 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     _add_shared_arguments(clean, "workspace", "json")
     return parser
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #ee553f1c
+# %% ../../nbs/07_serving/02_arguments.ipynb #2c29ac18
 _LATER = ("report", "evaluate", "compare", "stop", "fine-tune", "learn", "feedback", "export", "serve")
 
 
@@ -177,4 +177,8 @@ def parse_arguments(
             f"The command '{arguments[0]}' is not available yet.",
             remedy="`ai4rag-nb --help` lists those that are.",
         )
-    return make_parser().parse_args(list(arguments))
+    parser = make_parser()
+    for text in arguments:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            parser.error(f"the argument {text[:80]!a} is no valid text; write it in UTF-8")
+    return parser.parse_args(list(arguments))

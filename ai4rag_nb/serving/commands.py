@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['in_words', 'exit_status', 'ending_politely', 'drop_output', 'main']
 
-# %% ../../nbs/07_serving/07_commands.ipynb #fd12c637
+# %% ../../nbs/07_serving/07_commands.ipynb #b044bcf6
 import errno
 import importlib
 import os
@@ -19,6 +19,7 @@ from typing import Any
 
 from ..foundations.errors import AI4RAGError, InputError, StorageError, StoppedError
 from .arguments import parse_arguments
+from .streams import quiet_streams
 
 # %% ../../nbs/07_serving/07_commands.ipynb #889d688c
 def in_words(
@@ -94,7 +95,7 @@ def drop_output() -> None:
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-# %% ../../nbs/07_serving/07_commands.ipynb #b7252273
+# %% ../../nbs/07_serving/07_commands.ipynb #da5c96b4
 _ANSWERING = "ai4rag-answers"  # how the threads that wait for a model are called
 _COMMANDS = {
     "run": "running",
@@ -109,7 +110,15 @@ _COMMANDS = {
 def main(
     arguments: Sequence[str] | None = None,  # what stands behind `ai4rag-nb`; the process's own without it
 ) -> int:  # the exit status
-    """Run one command."""
+    """Run one command; what cannot be told to anybody any more ends none."""
+    with quiet_streams():
+        return _run(arguments)
+
+
+def _run(
+    arguments: Sequence[str] | None,  # what stands behind `ai4rag-nb`; the process's own without it
+) -> int:  # the exit status
+    """Run one command and translate how it ends."""
     try:
         with ending_politely():
             parsed = parse_arguments(sys.argv[1:] if arguments is None else arguments)
@@ -122,9 +131,6 @@ def main(
         if arguments is None and any(thread.name.startswith(_ANSWERING) for thread in threading.enumerate()):
             os._exit(130)  # the user did not want to wait for the calls that are on their way
         return 130
-    except BrokenPipeError:
-        drop_output()  # whoever read it has seen enough
-        return 0
     except Exception as error:  # the boundary of the program
         drop_output()
         _complain(error)

@@ -136,7 +136,7 @@ def find_by_keywords(
                     break
     return min(runs, key=len, default=None) if keywords else None
 
-# %% ../../nbs/07_serving/01_corpora.ipynb #191ebf43
+# %% ../../nbs/07_serving/01_corpora.ipynb #e2e806c3
 @dataclass(frozen=True)
 class PythonReferenceReport:
     """Hold what looking for the evidence in the installed reference showed."""
@@ -149,7 +149,12 @@ class PythonReferenceReport:
 
     def __str__(self) -> str:
         """Write the report, one sentence a line."""
-        lines = [f"{self.questions} questions; the passages of {self.located} were found."]
+        with_passages = self.located + len(self.reworded)
+        found = "all found" if not self.reworded else f"{self.located} of them found"
+        others = self.questions - with_passages
+        lines = [
+            f"{self.questions} questions: {with_passages} with passages, {found}; {others} unanswerable."
+        ]
         if self.reworded:
             lines.append(
                 f"Worded differently in this version, judged by document: {', '.join(self.reworded)}."

@@ -5,9 +5,11 @@
 # %% auto #0
 __all__ = ['leaderboard_command', 'show_command', 'ask_command']
 
-# %% ../../nbs/07_serving/06_reading.ipynb #9f670889
+# %% ../../nbs/07_serving/06_reading.ipynb #c298f84d
 import argparse
+import json
 import sys
+import textwrap
 from typing import Any
 
 from ..foundations.errors import InputError
@@ -19,6 +21,7 @@ from ai4rag_nb.serving.printing import (
     answer_record,
     answer_text,
     as_json,
+    interval,
     leaderboard_table,
     number,
     plain,
@@ -27,12 +30,15 @@ from ai4rag_nb.serving.printing import (
     terminal_width,
 )
 
-# %% ../../nbs/07_serving/06_reading.ipynb #ee5a5909
+# %% ../../nbs/07_serving/06_reading.ipynb #34a61ac8
 def leaderboard_command(
     arguments: argparse.Namespace,  # the options of `leaderboard`
 ) -> int:  # the exit status
     """Print the ranking of a run, by any metric."""
     results = read_results(arguments.run)
+    if not results.evaluations and not arguments.json:
+        print(summary(results))
+        return 0
     records = leaderboard_records(results, arguments.metric)
     if arguments.json:
         print(as_json(records))
@@ -42,22 +48,32 @@ def leaderboard_command(
         print(table([str(name) for name in frame.columns], frame.astype(str).to_numpy().tolist()))
     else:
         print(leaderboard_table(records, terminal_width()))
+    if "note" in records:
+        print(f"\n{records['note']}")
     if arguments.metric is None:
         print(f"\n{summary(results)}")
     return 0
 
-# %% ../../nbs/07_serving/06_reading.ipynb #9471f605
+# %% ../../nbs/07_serving/06_reading.ipynb #7c228e7d
+_CUT = " ..."
+
+
 def _flat(
-    settings: dict[str, Any],  # settings by group
-) -> list[list[str]]:  # rows of group, name, value
+    settings: dict[str, Any],  # settings by group, which may hold groups
+    group: str = "",  # what stands in front of their names
+) -> list[list[str]]:  # rows of name and value
     """List grouped settings as rows."""
     rows = []
-    for group, values in settings.items():
-        entries = values.items() if isinstance(values, dict) else [("", values)]
-        rows += [[group, name, " ".join(str(value).split())[:100]] for name, value in entries]
+    for name, value in settings.items():
+        full = f"{group}.{name}" if group and name else group or name
+        if isinstance(value, dict):
+            rows += _flat(value, full)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            rows.append([full, textwrap.shorten(text, 100, placeholder=_CUT)])
     return rows
 
-
+# %% ../../nbs/07_serving/06_reading.ipynb #5316b2f6
 def show_command(
     arguments: argparse.Namespace,  # the options of `show`
 ) -> int:  # the exit status
@@ -76,16 +92,17 @@ def show_command(
     reason = f": {plain(result.reason)}" if result.reason else ""
     print(f"{result.name} ({result.state}, {result.seconds:.1f} s){reason}\n")
     rows = [
-        [name, *(number(scores[part]) for part in ("mean", "ci_low", "ci_high")), str(scores["n"])]
+        [name, number(scores["mean"]), interval(scores), str(scores["n"])]
         for name, scores in metric_scores(result).items()
     ]
-    print(table(["metric", "mean", "low", "high", "n"], rows))
-    print(
-        "\n" + table(["settings", "", ""], _flat(result.payload.get("settings", {"": result.configuration})))
-    )
+    print(table(["metric", "mean", "95 % interval", "n"], rows))
+    settings = _flat(result.payload.get("settings", {"": result.configuration}))
+    print("\n" + table(["settings", ""], settings))
+    if any(value.endswith(_CUT) for _, value in settings):
+        print(f"\nTexts that end in '{_CUT.strip()}' are cut; --json has all of them.")
     return 0
 
-# %% ../../nbs/07_serving/06_reading.ipynb #f7e73dca
+# %% ../../nbs/07_serving/06_reading.ipynb #e198066c
 def ask_command(
     arguments: argparse.Namespace,  # the options of `ask`
 ) -> int:  # the exit status
@@ -93,6 +110,8 @@ def ask_command(
     if not arguments.question.strip():
         raise InputError("The question is empty.", remedy="Put a question in quotes behind the run folder.")
     with find_pattern(open_run(arguments.run, arguments.workspace), arguments.pattern) as pattern:
+        print(f"Loading {pattern.name} ...", file=sys.stderr, flush=True)
+        pattern.load()
         record = answer_record(pattern.name, pattern.generate(arguments.question))
         for note in pattern.notes:
             print(plain(note), file=sys.stderr)

@@ -6,7 +6,7 @@
 __all__ = ['say', 'space_from', 'settings_from', 'store_from', 'refuse_places_among_documents', 'read_documents', 'print_results',
            'search', 'run_command', 'own_name', 'demo_experiment', 'demo_command']
 
-# %% ../../nbs/07_serving/05_running.ipynb #d44c682f
+# %% ../../nbs/07_serving/05_running.ipynb #ada05909
 import argparse
 import sys
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ from typing import Any
 
 from ..dashboard.progress import ProgressBars
 from ..evaluation.benchmark import BenchmarkData
+from ..evaluation.wording import counted
 from ..foundations.errors import RunFolderError
 from ..foundations.events import BaseEventHandler, EventBus, ExperimentStep, phase
+from ..foundations.paths import check_path
 from ..foundations.settings import Settings, load_settings
 from ..indexing.documents import LoadedDocuments, load_documents
 from ..indexing.store_choice import config_from_env
@@ -82,15 +84,15 @@ def store_from(
     """Read where vectors are kept; how one gets into a server stands in the environment."""
     return None if arguments.vector_store == "milvus_lite" else config_from_env(arguments.vector_store)
 
-# %% ../../nbs/07_serving/05_running.ipynb #b1d21f47
+# %% ../../nbs/07_serving/05_running.ipynb #a87d6ca0
 def refuse_places_among_documents(
     documents: str,  # the folder with the documents
     places: Sequence[Path],  # where results, cache and vectors go
 ) -> None:
     """Refuse to write where the next run would read documents."""
-    home = Path(documents).resolve()
+    home = check_path(documents, "The folder with the documents").resolve()
     for place in places:
-        path = place.resolve()
+        path = check_path(place, "The place").resolve()
         inside = path.relative_to(home).parts if path.is_relative_to(home) else ()
         if inside and not any(part.startswith(".") for part in inside):
             raise RunFolderError(
@@ -106,19 +108,20 @@ def read_documents(
     progress: BaseEventHandler,  # shows how far it is
 ) -> LoadedDocuments:  # the documents
     """Read the documents of a folder and say what was left out."""
-    opened = Workspace.open(workspace) if Path(folder).exists() else None
+    if not Path(folder).exists():
+        return load_documents(folder)  # which says so, before anything is shown
+    opened = Workspace.open(workspace)
     bus = EventBus([progress])
     try:
         with phase(bus, ExperimentStep.CHUNKING, "Reading documents", None, "documents") as counter:
-            cache = opened.cache if opened else None
-            documents = load_documents(folder, strict=strict, cache=cache, on_progress=counter.advance_to)
+            cache, advance = opened.cache, counter.advance_to
+            documents = load_documents(folder, strict=strict, cache=cache, on_progress=advance)
     finally:
-        if opened:
-            opened.close()
+        opened.close()
     say(documents.report())
     return documents
 
-# %% ../../nbs/07_serving/05_running.ipynb #44fb5898
+# %% ../../nbs/07_serving/05_running.ipynb #3ac46094
 def print_results(
     results: ExperimentResults,  # what was found
     folder: Path,  # the run folder
@@ -147,8 +150,9 @@ def search(
     combinations = prepared.models.space.combinations
     evaluations = min(prepared.optimizer_settings.max_evals, combinations)
     say(
-        f"{combinations} pipelines in the space, at most {evaluations} are evaluated on "
-        f"{len(prepared.inputs.tuning)} questions; {held_out} questions are held out for the report."
+        f"{counted(combinations, 'pipeline')} in the space, at most {evaluations} evaluated on "
+        f"{counted(len(prepared.inputs.tuning), 'question')}; "
+        f"{counted(held_out, 'question')} held out for the report."
     )
     experiment.start().wait(on_interrupt=lambda: say(_STOPPING))
     return experiment.results
