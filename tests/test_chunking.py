@@ -224,9 +224,11 @@ class TestContract:
 
     def test_a_megabyte_in_one_paragraph(self, method: str) -> None:
         text = "The permit for the old town costs three coins a day " * 20_000
-        chunks = check(get_chunker(method, 256, 0, minilm()), text_document(text, "big.txt"))
+        chunker = get_chunker(method, 256, 0, minilm())
+        chunks = check(chunker, text_document(text, "big.txt"))
         tokens = minilm().count_many([chunk.text for chunk in chunks[:-1]])
-        assert np.mean(tokens) > 0.95 * 256
+        parts = max(getattr(chunker, "shares", (1,)))  # the rest of a parent may be a short child
+        assert np.mean(tokens) > (0.95 if parts == 1 else 0.5) * 256 / parts
 
     @pytest.mark.parametrize("tail", ["", " and then some more words"])
     def test_words_are_cut_only_when_too_long_and_then_marked(self, method: str, tail: str) -> None:

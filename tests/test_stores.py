@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_world import wait_until
 from store_contract import WORDS, HashModel, Opener, StoreContract, bm25, chunk, random_chunks
 
 from ai4rag_nb.foundations.cache import Cache
@@ -322,7 +323,7 @@ class TestMilvusLite:
             for name in names:
                 with get_vector_store(model, config, name) as store:
                     assert store.count() == 3 and len(store.search("word1", search_mode="hybrid")) == 3
-            assert threading.active_count() <= threads + 2
+            wait_until(lambda: threading.active_count() <= threads + 2)
             assert count_descriptors() <= descriptors + 2
             assert len(list_collections(config)) == 61
         for _ in range(3):
