@@ -632,16 +632,16 @@ def test_an_unexpected_error_in_a_chunker_costs_its_trials_only(
 def test_an_unexpected_error_in_a_template_costs_its_trial_only(
     tmp_path: Path, stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ai4rag_nb.optimization.trial as trial
+    import ai4rag_nb.optimization.pipeline as pipeline
 
-    original = trial.SimpleRAG
+    original = pipeline.SimpleRAG
 
-    def breaking(foundation_model: Any, retriever: Any) -> Any:
+    def breaking(foundation_model: Any, retriever: Any, **stages: Any) -> Any:
         if retriever.number_of_chunks == 2:
             raise LookupError("a fault in a template")
-        return original(foundation_model, retriever)
+        return original(foundation_model, retriever, **stages)
 
-    monkeypatch.setattr(trial, "SimpleRAG", breaking)
+    monkeypatch.setattr(pipeline, "SimpleRAG", breaking)
     experiment = make_experiment(tmp_path, max_evals=8)
     experiment.search()
     states = {

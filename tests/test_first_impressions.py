@@ -239,9 +239,10 @@ def test_python_refuses_before_documents_are_looked_at(
 ) -> None:
     Untouched.looks = 0
     given = dict(options)
-    space = AI4RAGSearchSpace(**{"chunk_size": [64], **given.pop("search_space", {})})
+    lists = {"chunk_size": [64], **given.pop("search_space", {})}
     benchmark = BenchmarkData.from_records(benchmark_records())
     with pytest.raises(InputError, match=re.escape(said)):
+        space = AI4RAGSearchSpace(**lists)
         AI4RAGExperiment(
             Untouched([object()]), benchmark, space, workspace=tmp_path / "workspace", settings=QUICK, **given
         )
@@ -449,7 +450,7 @@ def facade_classes() -> list[type]:
     """The classes of the top level that people make themselves."""
     found = [getattr(ai4rag_nb, name) for name in ai4rag_nb.__all__]
     made = [kind for kind in found if isinstance(kind, type) and not issubclass(kind, Exception)]
-    left_out = ("BaseEventHandler", "ExperimentStep", "LogLevel", *ai4rag_nb._MADE_IN_BULK)
+    left_out = ("BaseEventHandler", "ContentType", "ExperimentStep", "LogLevel", *ai4rag_nb._MADE_IN_BULK)
     return [kind for kind in made if not inspect.isabstract(kind) and kind.__name__ not in left_out]
 
 

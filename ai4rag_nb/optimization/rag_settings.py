@@ -82,14 +82,16 @@ QUERYING_SETTINGS = (
 SETTINGS = (*INDEXING_SETTINGS, *QUERYING_SETTINGS)
 BY_NAME = {setting.name: setting for setting in (*SETTINGS, *OPTIONAL_SETTINGS)}
 
-# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #75df08de
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #9871f08f
 def check_names(
     names: Iterable[str],  # the settings that were given
 ) -> None:  # nothing; raises for a name that is no setting
     """Refuse settings that do not exist."""
     for name in names:
         if name not in BY_NAME:
-            remedy = suggestion(str(name)[:80], BY_NAME) or f"The parameters are {', '.join(BY_NAME)}."
+            always = ", ".join(setting.name for setting in SETTINGS)
+            more = f"The parameters are {always}; {len(OPTIONAL_SETTINGS)} others can be switched on."
+            remedy = suggestion(str(name)[:80], BY_NAME) or more
             raise SearchSpaceError(f"{short(name)} is no parameter of a RAG search space.", remedy=remedy)
 
 

@@ -52,7 +52,7 @@ def shown_passage(
     """Show a passage to a model."""
     return f"<passage {number}>\n{without_marks(hit.text, 'passage')}\n</passage {number}>"
 
-# %% ../../nbs/02_querying/16_agentic_rag.ipynb #c27281a5
+# %% ../../nbs/02_querying/16_agentic_rag.ipynb #f77890f4
 @dataclass
 class Findings:
     """Hold what was found for one question so far."""
@@ -233,7 +233,7 @@ def _finished(
     )
     return Told(made, tuple(findings.steps), passages=tuple(findings.passages), in_stages=True)
 
-# %% ../../nbs/02_querying/16_agentic_rag.ipynb #73b325e6
+# %% ../../nbs/02_querying/16_agentic_rag.ipynb #39088568
 @register_template("agentic_rag")
 @dataclass(frozen=True)
 class AgenticRAG(BaseRAGTemplate):
