@@ -271,7 +271,9 @@ def run_arguments(folder: Path, *more: str) -> list[str]:
 
 def command(*arguments: str) -> list[str]:
     """Give the command line of a subprocess."""
-    program = "import sys; from ai4rag_nb.serving.commands import main; sys.exit(main())"
+    # Whatever started the tests may ignore Ctrl-C, which children inherit.
+    hear = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program = f"{hear}from ai4rag_nb.serving.commands import main; sys.exit(main())"
     return [sys.executable, "-c", program, *arguments]
 
 

@@ -749,7 +749,9 @@ def test_a_reader_that_goes_away(finished: Any) -> None:
         f"'{part}'" if " " in part else part
         for part in command("leaderboard", str(folder / "run"), "--json")[3:]
     )
-    program = "import sys; from ai4rag_nb.serving.commands import main; sys.exit(main())"
+    # Whatever started the tests may ignore Ctrl-C, which children inherit.
+    hear = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program = f"{hear}from ai4rag_nb.serving.commands import main; sys.exit(main())"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -c '{program}' {line} | head -c 1"],
         env=environment(stub), capture_output=True, text=True, timeout=300,
@@ -779,7 +781,8 @@ def test_the_key_is_in_no_output_and_no_file(finished: Any) -> None:
 
 
 STOPPING_AT = """
-import builtins, importlib, sys
+import builtins, importlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from ai4rag_nb.serving.commands import main
 
 place, module, name = sys.argv.pop(1), *sys.argv.pop(1).split(":")

@@ -450,7 +450,14 @@ def facade_classes() -> list[type]:
     """The classes of the top level that people make themselves."""
     found = [getattr(ai4rag_nb, name) for name in ai4rag_nb.__all__]
     made = [kind for kind in found if isinstance(kind, type) and not issubclass(kind, Exception)]
-    left_out = ("BaseEventHandler", "ContentType", "ExperimentStep", "LogLevel", *ai4rag_nb._MADE_IN_BULK)
+    left_out = (
+        "BaseEventHandler",
+        "BaseRAGTemplate",
+        "ContentType",
+        "ExperimentStep",
+        "LogLevel",
+        *ai4rag_nb._MADE_IN_BULK,
+    )
     return [kind for kind in made if not inspect.isabstract(kind) and kind.__name__ not in left_out]
 
 
