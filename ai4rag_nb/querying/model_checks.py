@@ -6,8 +6,8 @@
 __all__ = ['named_embedding', 'check_embedding_spec', 'named_answering', 'check_answering_spec', 'check_specs',
            'check_names_of_models']
 
-# %% ../../nbs/02_querying/05a_model_checks.ipynb #39b6c2c0
-from collections.abc import Iterable, Mapping
+# %% ../../nbs/02_querying/05a_model_checks.ipynb #a255e4d6
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..foundations.errors import ModelSettingsError, suggestion
@@ -75,18 +75,14 @@ def check_answering_spec(
         check_runtime()
         gguf_file(parts.name.removeprefix("gguf:"))
 
-# %% ../../nbs/02_querying/05a_model_checks.ipynb #30b95d88
+# %% ../../nbs/02_querying/05a_model_checks.ipynb #518bf88d
 def check_specs(
     embedding: Iterable[Any],  # SPECs or models that embed
     answering: Iterable[Any],  # SPECs or models that answer
 ) -> None:
     """Refuse the first SPEC that cannot become a model."""
-    for spec in embedding:
-        if isinstance(spec, str):
-            check_embedding_spec(spec)
-    for spec in answering:
-        if isinstance(spec, str):
-            check_answering_spec(spec)
+    _check_texts(embedding, check_embedding_spec)
+    _check_texts(answering, check_answering_spec)
 
 
 def check_names_of_models(
@@ -94,9 +90,15 @@ def check_names_of_models(
     answering: Iterable[Any],  # SPECs or models that answer
 ) -> None:
     """Refuse the first text that names no model; keys, services and files come later."""
-    for spec in embedding:
+    _check_texts(embedding, named_embedding)
+    _check_texts(answering, named_answering)
+
+
+def _check_texts(
+    values: Iterable[Any],  # SPECs or models
+    check: Callable[[str], Any],  # refuses what cannot be meant
+) -> None:
+    """Check the SPECs among values; models were checked when they were made."""
+    for spec in values:
         if isinstance(spec, str):
-            named_embedding(spec)
-    for spec in answering:
-        if isinstance(spec, str):
-            named_answering(spec)
+            check(spec)
