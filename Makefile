@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 NOTEBOOK ?= nbs
+WORKERS ?= 2
 
 .PHONY: demo test docs lint lab export readme bench clean
 
@@ -24,7 +25,7 @@ demo: $(VENV)/.base  ## find the best pipeline for the Python language reference
 	$(BIN)/ai4rag-nb demo
 
 test: $(VENV)/.dev  ## run everything that must hold
-	$(BIN)/python -m pytest -q -p no:cacheprovider --durations=15 --cov=ai4rag_nb --cov-report=term:skip-covered --cov-fail-under=90 tests
+	$(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations=15 --cov=ai4rag_nb --cov-report=term:skip-covered --cov-fail-under=90 tests
 
 docs: $(VENV)/.dev  ## build the documentation into _docs
 	$(BIN)/python tools/build_docs.py

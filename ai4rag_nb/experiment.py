@@ -64,22 +64,20 @@ class AI4RAGExperiment(ShownExperiment):
                 board.on_stop = self.stop
 
     def report(self) -> Path:
-        """Write the report into the run folder and return where it lies."""
+        """Write the report as one HTML file into the run folder and return where it lies."""
         return write_run_report(self.output_path, self.results)
 
 # %% ../nbs/08_facade/01_experiment.ipynb #8f25e8e2
 class OpenedRun(ExperimentResults):
     """Hold what a run found out, and show it."""
 
-    folder: Path  # the run folder
-
     def dashboard(self) -> Dashboard:
         """Open a dashboard of the run."""
-        return Dashboard(run_state(self.folder))
+        return Dashboard(run_state(self.folder or ""))
 
-    def report(self) -> Path:
-        """Write the report into the run folder and return where it lies."""
-        return write_run_report(self.folder, self)
+    def write_report(self) -> Path:
+        """Write the report as one HTML file into the run folder and return where it lies."""
+        return write_run_report(self.folder or "", self)
 
 
 def open_run(
@@ -88,6 +86,4 @@ def open_run(
 ) -> OpenedRun:  # what was found, with patterns that answer
     """Open a run: its ranking, its patterns, its dashboard and its report."""
     found = open_results(folder, workspace)
-    opened = OpenedRun(**{part.name: getattr(found, part.name) for part in fields(found)})
-    opened.folder = Path(folder)
-    return opened
+    return OpenedRun(**{part.name: getattr(found, part.name) for part in fields(found)})

@@ -110,7 +110,7 @@ def main() -> int:
     """Measure, show, and keep the result where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save", action="store_true", help="keep the result")
-    parser.add_argument("--questions", type=int, nargs="+", default=[25, 200, 1000])
+    parser.add_argument("--questions", type=int, nargs="+", default=[25, 200, 1000, 2000])
     arguments = parser.parse_args()
     if not (DATA / "squad").is_dir():
         print(f"skipped: the shared set 'squad' is not at {DATA}; set AI4RAG_NB_DATA", file=sys.stderr)

@@ -51,7 +51,8 @@ from ai4rag_nb.querying.extractive import (
     readable_beginning,
     shortlist,
 )
-from ai4rag_nb.querying.generation import REFUSAL_SENTENCE, Generation
+from ai4rag_nb.querying.generation import Generation
+from ai4rag_nb.querying.prompts import REFUSAL_SENTENCE
 from ai4rag_nb.querying.retriever import Retriever
 from ai4rag_nb.querying.sentences import split_sentences
 

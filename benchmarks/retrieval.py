@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,12 @@ def ways() -> list[Way]:
             256,
             {**dense, "retrieval_method": "auto_merge", "merge_share": 0.5},
         ),
+        Way(
+            "sentences, read as parents, 0.8 dense, normalized",
+            "sentence",
+            256,
+            {**blend, "retrieval_method": "parent"},
+        ),
         Way("by content, rows, one index", "by_content_rows", 256, dense),
         Way(
             "by content, rows, index by type, all",
@@ -112,6 +118,18 @@ def ways() -> list[Way]:
         ),
         Way("dense + MaxSim", "hybrid", 256, {**dense, **rerank}),
         Way("hybrid, 0.8 dense + MaxSim", "hybrid", 256, {**blend, **rerank}),
+        Way(
+            "sentences + MaxSim, read as parents",
+            "sentence",
+            256,
+            {**dense, "retrieval_method": "parent", **rerank},
+        ),
+        Way(
+            "sentences, 0.8 dense + MaxSim, read as parents",
+            "sentence",
+            256,
+            {**blend, "retrieval_method": "parent", **rerank},
+        ),
         Way("by content, rows + MaxSim", "by_content_rows", 256, {**dense, **rerank}),
         Way("by content, rows, 0.8 dense + MaxSim", "by_content_rows", 256, {**blend, **rerank}),
         Way(
@@ -206,6 +224,7 @@ class Bench:
         self.config = MilvusLiteConfig(str(folder / f"{name}.db"))
         self.stores: dict[tuple[str, int, bool], BaseVectorStore] = {}
         self.lists, self.router = HitListCache(), None
+        self.routed: dict[str, Any] | None = None  # how well the router tells kinds of content apart
 
     def store(self, way: Way) -> BaseVectorStore:
         """Open the index of a way, or build it."""
@@ -228,6 +247,7 @@ class Bench:
             asked = [self.questions[place] for place in sorted(self.tuning)]
             evidence = [question.items for question in asked]
             self.router, report = learn_router([q.text for q in asked], evidence, self.documents, self.model)
+            self.routed = {name: round(value, 4) for name, value in asdict(report).items()}
             print(f"  {self.name}: routing {report}", flush=True)
         return self.router
 
@@ -305,6 +325,7 @@ def run_set(name: str, model: CachedEmbeddingModel, folder: Path) -> dict[str, A
         "questions": len(bench.questions),
         "baseline": baseline,
         "chosen": chosen,
+        **({"router": bench.routed} if bench.routed else {}),
         "ways": {
             way: {
                 "tokens of ten passages": round(sum(row["tokens"] for row in rows) / len(rows)),
@@ -324,7 +345,7 @@ def run_set(name: str, model: CachedEmbeddingModel, folder: Path) -> dict[str, A
 def main() -> None:
     """Measure the sets that were named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sets", nargs="*", default=list(SETS), choices=[*SETS, []])
+    parser.add_argument("sets", nargs="*", default=list(SETS), metavar="SET")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/retrieval.json")
     arguments = parser.parse_args()
     KEPT.mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 from openai_stub import OpenAIStub
 
 from ai4rag_nb import AI4RAGExperiment, AI4RAGSearchSpace, BaseEventHandler, BenchmarkData, load_documents
-from ai4rag_nb.foundations.events import Event
+from ai4rag_nb.foundations.events import Event, PhaseStarted, TrialStarted
 from ai4rag_nb.foundations.settings import Settings
 
 KEY = "sk-secret-3f9a77c1e0"  # what must never be seen anywhere
@@ -150,6 +151,45 @@ class Recorder(BaseEventHandler):
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+class Once(Recorder):
+    """Do something once, when a configuration comes to a piece of work."""
+
+    def __init__(self, pattern: str, work: str, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self.pattern, self.work, self.act = pattern, work, act
+        self.at, self.done = "", False
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        self.at = event.name if isinstance(event, TrialStarted) else self.at
+        comes = isinstance(event, PhaseStarted) and self.work in event.label and self.at == self.pattern
+        if comes and not self.done:
+            self.done = True
+            self.act()
+
+
+class FromTheTest:
+    """Do something on the thread of the test while a search waits: a server ends with the thread that started it."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act, self.wanted, self.done = act, threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self.wanted.release()
+        self.done.acquire()
+
+    def search(self, experiment: AI4RAGExperiment) -> None:
+        """Run a search to its end and do what it wants meanwhile."""
+        run = experiment.start()
+        while run.running:
+            if self.wanted.acquire(timeout=0.05):
+                try:
+                    self.act()
+                finally:
+                    self.done.release()
+        run.wait()
 
 
 def wait_until(condition: Callable[[], Any], patience: float = 90.0) -> None:

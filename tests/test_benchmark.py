@@ -529,3 +529,15 @@ def test_shared_sets_are_read_and_their_evidence_is_found(
 def test_shared_unanswerable_questions_are_read() -> None:
     benchmark = BenchmarkData.from_file(shared("squad") / "unanswerable.json")
     assert benchmark.answerable == [False] * 43
+
+
+@pytest.mark.parametrize("cell", ["[1,", "[", '["a", "b', "['see [1]', 'b'"])
+def test_a_list_that_is_cut_off_is_no_answer(cell: str) -> None:
+    table = [{"question": "Why?", "correct_answers": cell, "correct_answer_document_keys": "a.md"}]
+    with pytest.raises(BenchmarkError, match=r"record 1 .*'correct_answers': the cell .* looks like a list"):
+        BenchmarkData.from_dataframe(pd.DataFrame(table))
+
+
+@pytest.mark.parametrize("cell", ["[0, 5) degrees", "[1] or later", '["] key'])
+def test_brackets_in_an_answer_stay(cell: str) -> None:
+    assert split_cell(cell) == [cell]

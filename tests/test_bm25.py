@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ai4rag_nb.foundations.errors import IndexingError
 from ai4rag_nb.indexing.bm25 import B, K1, LONGEST_WORD, chunk_weights, rarity, words_of
 from ai4rag_nb.indexing.bm25_statistics import (
     KeywordState,
@@ -96,6 +97,29 @@ def test_notes_give_everything_back(texts: list[str], generation: int, writing: 
     notes = statistics_notes(statistics, state)
     assert list(notes)[-1] == "bm25" and all(len(note.encode()) <= 60_000 for note in notes.values())
     assert (read_state(notes), read_statistics(notes, "ai4rag_x")) == (state, statistics)
+
+
+def test_half_written_counts_give_a_question_some_weight() -> None:
+    """A reader may meet new holders beside the old number of chunks, where a store writes notes one by one."""
+    statistics = KeywordStatistics({"pump": 1, "gone": 2}, [0, 5, -1], chunks=2, words=6, mean=3.0)
+    assert question_vector(statistics, "pump gone") == {1: pytest.approx(math.log(1 + 0.5 / 5.5))}
+
+
+def test_a_word_that_was_never_counted_is_said() -> None:
+    statistics = KeywordStatistics()
+    statistics.count(["pump"])
+    with pytest.raises(IndexingError, match="'valve', which was never counted") as caught:
+        chunk_vector(statistics, "pump valve")
+    assert "refresh_keywords" in caught.value.remedy
+
+
+def test_the_state_tells_whether_any_note_is_another() -> None:
+    notes = []
+    for text in ("pump valve", "pump vase", "pump valve"):
+        statistics = KeywordStatistics()
+        statistics.count([text])
+        notes.append(statistics_notes(statistics, KeywordState(1))["bm25"])
+    assert notes[0] == notes[2] != notes[1]
 
 
 def test_numbers_of_words_never_change() -> None:

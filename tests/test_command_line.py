@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -31,6 +32,10 @@ from small_world import (
     wait_until,
 )
 
+from ai4rag_nb.foundations.errors import StorageError
+from ai4rag_nb.optimization.results import ExperimentResults
+from ai4rag_nb.optimization.run_store import EvaluationResult
+from ai4rag_nb.serving import running
 from ai4rag_nb.serving.commands import main
 
 QUESTION = "Which apple ripens last?"
@@ -120,7 +125,8 @@ def test_the_leaderboard_in_json(finished: Any, capsys: pytest.CaptureFixture[st
     )
     before = paid(stub)
     again = call(*run_arguments(folder, "--json"), stub=stub)
-    assert again.returncode == 0 and json.loads(again.stdout) == records
+    expected = {**records, "held_out_missing": []}
+    assert again.returncode == 0 and json.loads(again.stdout) == expected
     assert paid(stub) == before
 
 
@@ -582,8 +588,7 @@ def test_a_dead_service(
         (["--vector-store", "pgvector"], ["PGVECTOR_HOST", "is not set"]),
         (["--vector-store", "milvus"], ["MILVUS_URI", "is not set"]),
         (["--vector-store", "chroma"], ["chroma", "milvus_lite"]),
-        (["--optimizer", "bayes"], ["bayes", "not there yet", "gam"]),
-        (["--optimizer", "optuna"], ["optuna", "not there yet"]),
+        (["--optimizer", "bayesian"], ["bayesian", "Did you mean 'bayes'"]),
         (["--optimizer", "gamm"], ["gamm", "gam"]),
         (["--max-evals", "0"], ["max_evals", "at least 1"]),
         (["--max-evals", "-3"], ["max_evals", "-3"]),
@@ -593,6 +598,8 @@ def test_a_dead_service(
         (["--metric", "answer_words"], ["answer_words", "cannot be maximised"]),
         (["--metric", "judge:faithfulness"], ["judge"]),
         (["--colour", "red"], ["--colour"]),
+        (["--keyword", "tsvector"], ["--keyword", "native", "bm25"]),
+        (["--distance-metric", "manhattan"], ["--distance-metric", "cosine", "l2", "ip"]),
     ],
 )
 def test_options_that_are_wrong(
@@ -602,9 +609,24 @@ def test_options_that_are_wrong(
     assert stub.counts.requests == 0 and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["report", "learn", "fine-tune", "serve", "export", "evaluate", "compare", "feedback", "stop"]
-)
+def test_the_searches_of_the_store(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run keeps its keyword search and its metric; the same folder is not gone on with in another way."""
+    ours = ["--keyword", "bm25", "--distance-metric", "l2"]
+    status, _, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "1"), *ours)
+    assert status == 0, errors
+    for kept in ('"keyword": "bm25"', '"distance_metric": "l2"'):
+        assert files_holding(tmp_path / "run", kept), kept
+    status, _, errors = ends(
+        capsys, "ask", str(tmp_path / "run"), "When does it open?", "--workspace", str(tmp_path / "workspace")
+    )
+    assert status == 0, errors
+    status, _, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "1"), "--distance-metric", "l2")
+    assert status == 2 and "keyword" in errors
+
+
+@pytest.mark.parametrize("name", ["learn", "fine-tune", "serve", "export", "feedback", "stop"])
 def test_commands_of_later_versions(stub: OpenAIStub, capsys: pytest.CaptureFixture[str], name: str) -> None:
     refused(capsys, stub, [name, "run"], name, "not available yet")
 
@@ -615,6 +637,69 @@ def test_commands_that_do_not_exist(stub: OpenAIStub, capsys: pytest.CaptureFixt
     refused(capsys, stub, ["run"], "--documents", "--benchmark", "--out")
     status, output, errors = ends(capsys, "--help")
     assert status == 0 and "leaderboard" in output and errors == ""
+
+
+# --- what is measured --------------------------------------------------------------------------------------------------------
+
+
+def prices_file(folder: Path, prices: dict[str, Any]) -> str:
+    (folder / "prices.json").write_text(json.dumps(prices))
+    return str(folder / "prices.json")
+
+
+def test_a_run_measures_what_it_is_told_and_goes_on_without_being_told_again(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["--metrics", "answer_correctness", "document_recall@1"]
+    few = run_arguments(tmp_path, "--max-evals", "2")
+    priced = ["--prices", prices_file(tmp_path, {"openai:stub-chat": {"input": 3, "output": 5}})]
+    status, output, errors = ends(capsys, *few, *named, *priced)
+    assert status == 0, errors
+    assert {"document_recall@1", "money"} <= set(output.splitlines()[0].split())
+    assert "context_correctness" not in output
+    rows = json.loads((tmp_path / "run" / "Pattern1" / "evaluation_results.json").read_text())
+    costs = [(3 * row["tokens"]["prompt"] + 5 * row["tokens"]["completion"]) / 1e6 for row in rows]
+    mean = sum(costs) / len(costs)
+    assert 0 < mean < 0.01 and f"{mean:.{2 - math.floor(math.log10(mean))}f}" in output
+    records = json.loads(ends(capsys, "leaderboard", str(tmp_path / "run"), "--json")[1])
+    first = next(entry for entry in records["patterns"] if entry["name"] == "Pattern1")
+    assert first["scores"]["custom:money"]["mean"] == pytest.approx(mean)
+    assert records["chosen"] == [
+        *("unitxt:answer_correctness", "custom:document_recall@1", "custom:money", "custom:overall_score")
+    ]
+    before = paid(stub)
+    status, again, errors = ends(capsys, *few)
+    assert status == 0 and again == output and paid(stub) == before, errors
+    status, more, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "3"))
+    assert status == 0 and "Pattern3" in more and "money" in more.splitlines()[0], errors
+
+
+def test_another_table_of_prices_or_other_metrics_are_told_apart(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = run_arguments(tmp_path, "--max-evals", "1")
+    first = ["--prices", prices_file(tmp_path, {"stub-chat": [3, 5]})]
+    status, output, errors = ends(capsys, *few, *first)
+    assert status == 0 and {"faithfulness", "money"} <= set(output.splitlines()[0].split()), errors
+    stub.reset()
+    other = ["--prices", prices_file(tmp_path, {"stub-chat": [3, 6]})]
+    refused(
+        capsys, stub, [*few, *other], "another experiment", "prices stub-chat 3.0/5.0 -> stub-chat 3.0/6.0"
+    )
+    refused(capsys, stub, [*few, "--metrics", "token_f1"], "another experiment", "measured", "token_f1")
+
+
+def test_a_model_without_a_price_is_named_before_anything_is_paid(
+    tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    priced = ["--prices", prices_file(tmp_path, {"other": [3, 5]})]
+    status, output, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "1", *priced))
+    assert status == 0 and "There is no price for openai:stub-chat" in errors.split("documents")[0]
+    status, output, _ = ends(capsys, "show", str(tmp_path / "run"), "Pattern1")
+    assert "Lost in custom:money: 12 x there is no price for the model " in output
+    refused_prices = ["--prices", prices_file(tmp_path, {})]
+    status, _, errors = ends(capsys, *run_arguments(tmp_path, *refused_prices))
+    assert status == 2 and "name no model" in errors
 
 
 # --- folders -----------------------------------------------------------------------------------------------------------------
@@ -934,3 +1019,27 @@ def test_no_printed_answer_breaks_lines_or_turns_them(mark: str) -> None:
     printed = answer_text(record)
     assert mark not in printed and ascii(mark)[1:-1] in printed and len(printed.splitlines()) == 3
     assert mark not in plain(mark)
+
+
+def test_what_was_found_is_printed_before_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*given: Any) -> Path:
+        raise IsADirectoryError(21, "Is a directory")
+
+    monkeypatch.setattr(running, "write_run_report", refuse)
+    metric = {"name": "m", "evaluator": "custom", "scores": {"mean": 0.5, "ci_low": 0, "ci_high": 1, "n": 2}}
+    payload = {"evaluation": {"metrics": [metric]}}
+    trial = EvaluationResult(0, "k", {"chunk_size": 64}, "completed", 0.5, payload)
+    other = EvaluationResult(1, "bad", {"chunk_size": 128}, "failed", reason="It broke.")
+    parts = {
+        "Pattern1": {"state": "failed", "key": "k", "roles": ["leader"], "reason": "The service is down."},
+        "default": {"state": "failed", "key": "bad", "roles": ["default"], "reason": "It broke."},
+    }
+    results = ExperimentResults([trial, other], "custom:m", test_part=parts)
+    assert running.missing_test_part(results) == ["Pattern1"]
+    for json_wanted in (False, True):
+        with pytest.raises(StorageError, match="report could not be written: Is a directory"):
+            running.print_results(results, tmp_path, json_wanted)
+        told = capsys.readouterr().out
+        assert "Pattern1" in told and ("held_out_missing" in told) is json_wanted

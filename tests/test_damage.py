@@ -248,7 +248,7 @@ def test_a_store_in_use_by_another_process_is_not_damaged(
 
 def test_nothing_is_moved_where_nothing_new_can_be_made(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk or too many open files look like damage; then the old vectors stay where they are."""
-    monkeypatch.setattr(damage, "_place_works", lambda config, whole: False)
+    monkeypatch.setattr(damage, "place_works", lambda config, whole=False: False)
     error = DamagedStoreError("Cannot open it: too many open files.")
     with pytest.raises(DamagedStoreError, match="too many open files"):
         set_aside(config_of(world), "ai4rag_x", error)
@@ -256,8 +256,8 @@ def test_nothing_is_moved_where_nothing_new_can_be_made(world: Path, monkeypatch
 
 
 def test_a_place_that_cannot_be_written_is_found_out(tmp_path: Path) -> None:
-    assert damage._place_works(MilvusLiteConfig(str(tmp_path / "store.db")), True)
-    assert not damage._place_works(MilvusLiteConfig(str(tmp_path / "nowhere" / "store.db")), True)
+    assert damage.place_works(MilvusLiteConfig(str(tmp_path / "store.db")), True)
+    assert not damage.place_works(MilvusLiteConfig(str(tmp_path / "nowhere" / "store.db")), True)
     assert list(tmp_path.iterdir()) == []
 
 

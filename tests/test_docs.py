@@ -1,5 +1,6 @@
 """The documentation is built whole, its links lead somewhere, and the pages that introduce the project are in step."""
 
+import html
 import importlib.util
 import json
 import re
@@ -24,6 +25,7 @@ def load_tool(name: str) -> ModuleType:
     return module
 
 
+benchmark_tables = load_tool("benchmark_tables")
 build_docs = load_tool("build_docs")
 build_indexes = load_tool("build_indexes")
 build_readme = load_tool("build_readme")
@@ -177,7 +179,7 @@ def test_commands_of_the_readme_exist() -> None:
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^ai4rag-nb (.+)$", readme, flags=re.M)
-    assert len(commands) == 5
+    assert len(commands) == 8
     for command in commands:
         assert parse_arguments(shlex.split(command)).command
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M)
@@ -221,3 +223,52 @@ def test_licence_is_the_one_that_is_named() -> None:
     licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in licence and "Version 2.0, January 2004" in licence
     assert "END OF TERMS AND CONDITIONS" in licence
+
+
+def test_quoted_figures_are_those_of_the_results() -> None:
+    """What the first page says of retrieval stands in the results of the benchmark."""
+    retrieval = benchmark_tables.results("retrieval")
+    page = (NBS / "index.ipynb").read_text(encoding="utf-8")
+    assert f"lost: {benchmark_tables.sentence(retrieval, 'scifact')}" in page
+    table = benchmark_tables.quality(retrieval)
+    above = [f"`{name}`" for name in table["set"][table["above 0.90"] == "yes"]]
+    assert f"Above 0.90 are {' and '.join(above)};" in page
+    merged = retrieval["structured"]
+    for way in (merged["baseline"], merged["chosen"]):
+        found = merged["ways"][way]["held-out"]["mrr"]
+        assert f"{found['mean']:.2f} [{found['ci_low']:.2f}, {found['ci_high']:.2f}]" in page
+    assert (
+        f"{merged['ways'][merged['chosen']]['held-out']['mrr']['relative']:.0%}".replace("%", " % more")
+        in page
+    )
+
+
+def test_results_with_and_without_a_router_are_read() -> None:
+    retrieval = benchmark_tables.results("retrieval")
+    old = {
+        name: {key: kept for key, kept in found.items() if key != "router"}
+        for name, found in retrieval.items()
+    }
+    assert "routed rightly" not in benchmark_tables.quality(old)
+    new = {
+        **old,
+        "code": {**old["code"], "router": {"questions": 99, "accuracy": 0.957, "majority": 0.5, "folds": 5}},
+    }
+    assert dict(zip(new, benchmark_tables.quality(new)["routed rightly"], strict=True))["code"] == "96%"
+
+
+def test_the_page_of_measurements_is_made_of_the_results() -> None:
+    """The tables that are stored with the page are those that the files give now."""
+    cells = json.loads((NBS / "tutorials" / "04_what_was_measured.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
+    shown = "".join(
+        "".join(out.get("data", {}).get("text/html", [])) for cell in cells for out in cell.get("outputs", [])
+    )
+    for table in (
+        benchmark_tables.quality(benchmark_tables.results("retrieval")),
+        benchmark_tables.end_to_end(benchmark_tables.results("end_to_end")),
+        benchmark_tables.store_speed(benchmark_tables.results("store_speed")),
+    ):
+        for value in table.to_numpy().ravel():
+            assert (html.escape(value) if isinstance(value, str) else f"{value}"[:5]) in shown, value

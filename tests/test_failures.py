@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,19 +14,21 @@ from typing import Any
 
 import pytest
 from openai_stub import OpenAIStub
-from small_world import Recorder, make_experiment, service, small_space
+from small_world import Once, Recorder, make_experiment, service, small_space, table_of
 
 from ai4rag_nb.foundations.errors import (
+    AI4RAGError,
     Failure,
     FailedIterationError,
     GenerationError,
     IndexingError,
+    LostStoreError,
     StorageError,
     VectorStoreInitializationError,
     failure_of,
     prevailing,
 )
-from ai4rag_nb.foundations.events import TrialFinished
+from ai4rag_nb.foundations.events import TrialFailed, TrialFinished, TrialStarted
 from ai4rag_nb.indexing.openai_embedding import OpenAIEmbeddingModel
 from ai4rag_nb.optimization.lost_trials import forget_lost, lost_to_service
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, get_trials, put_trial
@@ -189,6 +192,58 @@ def test_only_the_kind_decides_whether_a_trial_is_tried_again(
     states = [trial.state for trial in experiment.results.evaluations]
     assert states == ["completed", "completed" if again else "failed"]
     experiment.close()
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_store_that_works_again_costs_no_configuration(
+    tmp_path: Path, stub: OpenAIStub, failing: int
+) -> None:
+    """The configuration is tried three times at most; when it is lost each time, the next run tries it again."""
+    mood, tries = Mood(), list[str]()
+
+    class Second(Recorder):
+        def on_event(self, event: Any) -> None:
+            super().on_event(event)
+            if type(event).__name__ == "TrialStarted":
+                mood.trouble = None
+            if type(event).__name__ == "PhaseStarted" and event.label == "Pattern2: asking":
+                tries.append(event.label)
+                mood.trouble = LostStoreError("The server is gone.") if len(tries) <= failing else None
+
+    seen = Second()
+    space = small_space(foundation_model=[Moody(mood)])
+    experiment = make_experiment(tmp_path, space, max_evals=3, event_handler=seen)
+    experiment.search()
+    second = "completed" if failing < 3 else "failed"
+    assert len(tries) == min(failing + 1, 3) and len(seen.of(TrialStarted)) == 3
+    assert [trial.state for trial in experiment.results.evaluations] == ["completed", second, "completed"]
+    assert experiment.results.evaluations[1].failure == ("" if failing < 3 else "store")
+    experiment.search()
+    assert [trial.state for trial in experiment.results.evaluations] == ["completed"] * 3
+    experiment.close()
+
+
+def test_a_file_that_nothing_can_be_written_to_ends_the_search(tmp_path: Path, stub: OpenAIStub) -> None:
+    """It is no damage of one collection: each configuration would fail, and none is used up."""
+    file = tmp_path / "workspace" / "vectors.db"
+
+    def spoil() -> None:
+        shutil.rmtree(file)
+        file.write_text("no store")
+
+    seen = Once("Pattern1", "asking", spoil)
+    experiment = make_experiment(tmp_path, event_handler=seen)
+    with pytest.raises(AI4RAGError, match=r"does not work any more.*Everything finished is kept") as caught:
+        experiment.search()
+    assert caught.value.failure is Failure.STORE and not seen.of(TrialFailed)
+    assert [event.name for event in seen.of(TrialStarted)] == ["Pattern1", "Pattern2"]
+    assert [trial.state for trial in experiment.results.evaluations] == ["completed"]
+    experiment.search()
+    whole = make_experiment(tmp_path, run="whole", workspace="other")
+    whole.search()
+    assert table_of(experiment.results) == table_of(whole.results)
+    experiment.close()
+    whole.close()
 
 
 def test_the_kind_is_stored_with_every_question(tmp_path: Path, stub: OpenAIStub) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +32,7 @@ from ai4rag_nb.foundations.errors import AI4RAGError, InputError, StorageError
 from ai4rag_nb.foundations.events import BaseEventHandler, PhaseStarted, TrialFinished
 from ai4rag_nb.foundations.paths import check_path
 from ai4rag_nb.foundations.settings import load_settings
+from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, get_trials, put_trial
 from ai4rag_nb.optimization.workspace import Workspace
 
 
@@ -229,6 +232,56 @@ def test_unreadable_rows_of_a_run_are_named(tmp_path: Path, stub: OpenAIStub, ch
             make_experiment(tmp_path, max_evals=1).search()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE facts SET value = 'null'", "is damaged: the fact"),
+        ("UPDATE trials SET results = '[{\"a\": 1}]'", "is damaged: Pattern1"),
+        ("UPDATE trials SET parts = x'00'", "is damaged: Pattern1"),
+        ("DELETE FROM texts", "is damaged: Pattern1"),
+        ("DELETE FROM facts", "is damaged: the fact 'workspace'"),
+        ("UPDATE trials SET payload = '{}'", "does not say where the vectors of Pattern1 are"),
+        ("UPDATE trials SET configuration = '{}'", "does not say what 'None' is"),
+    ],
+)
+def test_values_of_another_form_are_damage(
+    tmp_path: Path, stub: OpenAIStub, change: str, message: str
+) -> None:
+    experiment = make_experiment(tmp_path, max_evals=1)
+    experiment.search()
+    experiment.close()
+    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as run, run:
+        run.execute(change)
+    with pytest.raises(AI4RAGError, match=message):
+        results = open_run(tmp_path / "run")
+        assert results.evaluations[0].results
+        results.pattern("Pattern1").generate("When was the lighthouse built?")
+
+
+def test_an_empty_run_file_and_a_damaged_lock_say_what_to_do(tmp_path: Path, stub: OpenAIStub) -> None:
+    experiment = make_experiment(tmp_path, max_evals=1)
+    experiment.search()
+    (tmp_path / "run" / "run.lock").write_bytes(b"garbage" * 1000)
+    with pytest.raises(StorageError, match=r"run\.lock.*Delete the file run\.lock and run the same again"):
+        experiment.search()
+    (tmp_path / "run" / "run.lock").unlink()
+    experiment.search()
+    experiment.close()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "run.sqlite").touch()
+    with pytest.raises(StorageError, match=r"is empty: it holds no run\. Name a new folder"):
+        open_run(tmp_path / "empty")
+
+
+def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(InputError, match=r"may not be looked into\. Give yourself the permission"):
+        open_run(tmp_path)
+
+
 def test_a_damaged_run_file_says_where_to_go(tmp_path: Path, stub: OpenAIStub) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.sqlite").write_bytes(b"this is no database" * 300)
@@ -351,3 +404,71 @@ def test_places_that_cannot_be_are_refused_when_a_run_is_opened(place: str) -> N
         Workspace.existing(place)
     with pytest.raises(InputError):
         Workspace.open(place)
+
+
+# ------------------------------------------------------------------------------------------------- the size of a run
+
+
+def passage(number: int) -> str:
+    """Make a passage of some 600 characters that no other one equals."""
+    return f"Passage {number} about the boiler. " + f"{number} bars at noon. " * 30
+
+
+def evaluated(iteration: int, questions: int = 6, passages: int = 10) -> EvaluationResult:
+    """Make a trial whose questions found the same passages as those of every other trial."""
+    rows = [
+        {
+            "question_id": f"q{place}",
+            "question": f"What does gauge {place} say?",
+            "answer": "#1",
+            "answer_contexts": [passage(number) for number in range(passages)],
+            "metrics": [{"name": "m", "evaluator": "custom", "score": place / questions}],
+            "hits": [{"text": passage(number), "score": 0.5, "evidence": None} for number in range(passages)],
+            "trace": [{"stage": "search", "hits": [{"chunk_id": "c1"}], "failure": None}],
+            "evidence": [],
+        }
+        for place in range(questions)
+    ]
+    state = (iteration, f"key{iteration}", {"chunk_size": iteration}, "completed", 0.5, {})
+    return EvaluationResult(*state, rows, seconds=1.0)
+
+
+def test_a_passage_is_kept_once_and_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    made = [evaluated(iteration) for iteration in range(8)]
+    with closing(RunStore(tmp_path / "run")) as store:
+        for trial in made:
+            put_trial(store, trial)
+        read = get_trials(store)
+    as_it_comes = sum(len(json.dumps(trial.results)) for trial in made)
+    assert as_it_comes > 10 * (tmp_path / "run" / "run.sqlite").stat().st_size
+    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as file:
+        texts = [zlib.decompress(value).decode() for (value,) in file.execute("SELECT value FROM texts")]
+    assert sorted(texts) == sorted(["#1", *(passage(number) for number in range(10))])
+    assert read == made and [list(one) for one in read[3].results] == [list(one) for one in made[3].results]
+    assert [one.context_tokens for one in read] == [one.context_tokens for one in made]
+    assert passage(3) not in str(read[0].outline) and read[0].outline[1]["metrics"][0]["score"] == 1 / 6
+
+
+def test_a_run_of_the_former_form_is_read_and_gets_the_columns(tmp_path: Path) -> None:
+    made = [evaluated(iteration) for iteration in range(3)]
+    (tmp_path / "run").mkdir()
+    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as file:
+        file.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        file.execute(
+            "CREATE TABLE trials (iteration INTEGER PRIMARY KEY, key TEXT NOT NULL, configuration TEXT NOT NULL, "
+            "state TEXT NOT NULL, score REAL, payload TEXT NOT NULL, results TEXT NOT NULL, "
+            "reason TEXT NOT NULL, seconds REAL NOT NULL, failure TEXT NOT NULL DEFAULT '')"
+        )
+        for one in made[:2]:
+            row = (one.iteration, one.key, json.dumps(one.configuration), one.state, one.score, "{}")
+            values = (*row, json.dumps(one.results), "", one.seconds, "")
+            file.execute(f"INSERT INTO trials VALUES ({','.join('?' * 10)})", values)
+        file.commit()
+    for read_only in (True, False, True):
+        with closing(RunStore(tmp_path / "run", read_only)) as store:
+            known = get_trials(store)
+            assert [one.context_tokens for one in known] == [one.context_tokens for one in made[:2]]
+            assert known == made[:2] and passage(3) not in str(known[0].outline)
+    with closing(RunStore(tmp_path / "run")) as store:
+        put_trial(store, made[2])
+        assert get_trials(store) == made

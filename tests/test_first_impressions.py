@@ -105,7 +105,8 @@ def test_the_shortest_context_leads_among_exact_equals(tied_run: Path, capsys: p
         "Exactly the same score as Pattern4: Pattern3, Pattern1. Pattern4 leads because its context is short"
     )
     assert (
-        told in printed and f"{told}: about 300 tokens a question, theirs about 600 to 1000." in results.notes
+        told in printed
+        and f"{told}: about 300 tokens a question, theirs about 600 to 1,000." in results.notes
     )
 
 
@@ -177,10 +178,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (("--metric", "faithfullness"), "Did you mean 'faithfulness'?"),
+        (("--metric", "faithfullness"), "Did you mean 'faithfulness'"),
         (("--metric", "answer_words"), "cannot be maximised"),
+        (("--metrics", "faithfullness"), "Did you mean 'faithfulness'"),
+        (("--metrics", "document_recal@5"), "Did you mean 'document_recall@5'"),
+        (("--metrics", "judge:faithfulness"), "LLMaJEvaluator"),
+        (("--metrics", "money"), "Give --prices FILE"),
+        (("--prices", "no/such/file.json"), "no/such/file.json"),
         (("--optimizer", "gamm"), "gam"),
-        (("--optimizer", "bayes"), "bayes"),
+        (("--optimizer", "bayess"), "bayes"),
         (("--embedding-model", "local:no-such-model"), "local:static"),
         (("--embedding-model", "nonsense"), "names no model"),
         (("--foundation-model", "local:extractiv"), "Did you mean 'local:extractive'?"),
@@ -223,7 +229,7 @@ class Untouched(list):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimization_metric": "faithfullness"}, "Did you mean 'faithfulness'?"),
+        ({"optimization_metric": "faithfullness"}, "Did you mean 'faithfulness'"),
         ({"metrics": ["token_f2"]}, "token_f1"),
         ({"optimizer": "gamm"}, "gam"),
         ({"optimizer_settings": {"max_eval": 3}}, "max_evals"),
@@ -271,12 +277,12 @@ def test_the_leaderboard_is_short_and_everything_can_be_had(tmp_path: Path, stub
     short, everything = experiment.results.leaderboard(), experiment.results.leaderboard(columns="all")
     experiment.close()
     named = ["rank", "pattern", "overall_score", "overall_score_ci_low", "overall_score_ci_high", "n"]
-    others = ["faithfulness", "answer_correctness", "context_correctness"]
+    others = ["faithfulness", "answer_correctness", "token_f1", "context_correctness"]
     varied = [name for name in ("chunk_size", "search_mode", "number_of_chunks") if name in short.columns]
     assert sorted(short.columns) == sorted([*named, *others, *varied, *(
         name for name in ("ranker_strategy", "ranker_k") if name in short.columns
     ), "context_tokens", "seconds"])  # fmt: skip
-    assert list(short.columns[:9]) == [*named, *others] and list(short.columns[-2:]) == [
+    assert list(short.columns[:10]) == [*named, *others] and list(short.columns[-2:]) == [
         "context_tokens",
         "seconds",
     ]
@@ -418,14 +424,14 @@ def test_a_handle_says_how_far_it_is(tmp_path: Path, stub: OpenAIStub) -> None:
     handle = experiment.start()
     handle.wait()
     best = experiment.results.get_best_evaluations()[0]
-    expected = f"RunHandle: completed, 2 of 2 configurations, best so far {best.name} with {best.score:.3f}"
+    expected = f"RunHandle: completed, 2 of 2 configurations, best {best.name} with {best.score:.3f}"
     assert repr(handle) == expected and KEY not in repr(handle)
     experiment.close()
     further = make_experiment(tmp_path, max_evals=3)
     handle = further.start()
     handle.wait()
     best = further.results.get_best_evaluations()[0]
-    assert repr(handle).endswith(f"3 of 3 configurations, best so far {best.name} with {best.score:.3f}")
+    assert repr(handle).endswith(f"3 of 3 configurations, best {best.name} with {best.score:.3f}")
     further.close()
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from small_world import wait_until
+from small_world import FromTheTest, Once, make_experiment, service, table_of, wait_until
 from servers import (
     ForeignMilvus,
     MilvusLiteServer,
@@ -36,12 +36,16 @@ from servers import (
 from store_contract import HashModel, Opener, StoreContract, bm25, chunk, random_chunks, spy
 
 from ai4rag_nb.foundations.errors import (
+    AI4RAGError,
+    Failure,
     IndexingError,
     InputError,
+    LostStoreError,
     NotAvailableError,
     StorageError,
     VectorStoreInitializationError,
 )
+from ai4rag_nb.foundations.events import TrialFailed, TrialStarted
 from ai4rag_nb.indexing import milvus_session
 from ai4rag_nb.indexing.milvus_client import SteadyClient
 from ai4rag_nb.indexing.milvus_faults import explain_fault, read_fault
@@ -163,6 +167,12 @@ def opener(server: Any) -> Iterator[Opener]:
     yield from server_opener(server)
 
 
+def is_stopped(process_id: int) -> bool:
+    """Tell whether a process has taken a SIGSTOP; where /proc cannot be read it is taken for granted."""
+    status = Path(f"/proc/{process_id}/stat")
+    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+
 class TestFailures:
     """What a server can do to us, really done."""
 
@@ -179,8 +189,9 @@ class TestFailures:
         with get_vector_store(HashModel(4), config, "ai4rag_killed") as store:
             with pytest.raises(IndexingError, match=r"does not answer \(tried for 3 s\).*written is kept"):
                 store.add_documents(rows, on_progress=kill)
-            with pytest.raises(IndexingError, match="does not answer"):
+            with pytest.raises(LostStoreError, match="does not answer") as caught:
                 store.search("word1")
+            assert caught.value.failure is Failure.STORE
             process.start()
             calls = spy(store, monkeypatch, "_write")
             assert store.add_documents(rows, resume=True) == 3_300
@@ -247,6 +258,7 @@ class TestFailures:
             store.add_documents(random_chunks(20))
             before = places(store.search("word1"))
             process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: is_stopped(process.pid))
             try:
                 for call in (
                     lambda: store.search("word1"),
@@ -708,3 +720,65 @@ def test_an_error_around_itself_is_read_once() -> None:
     error = ValueError("a")
     error.__cause__ = error
     assert read_fault(error).said == "a"
+
+
+class TestExperiment:
+    """A search whose indexes are on a server that goes away."""
+
+    @pytest.mark.parametrize("work", ["Loading the collection", "asking"])
+    def test_a_server_that_stays_away_ends_the_search_and_costs_nothing(
+        self, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+    ) -> None:
+        process = stoppable(server)
+        hasty, patient = config_of(server, timeout_seconds=3), config_of(server, timeout_seconds=60)
+        with service(monkeypatch):
+            gone = Once("Pattern2", work, lambda: process.stop(signal.SIGKILL))
+            first = make_experiment(tmp_path, event_handler=gone, vector_store_config=hasty)
+            with pytest.raises(AI4RAGError, match=r"does not answer.*Everything finished is kept") as caught:
+                first.search()
+            assert caught.value.failure is Failure.STORE
+            assert [event.name for event in gone.of(TrialStarted)] == ["Pattern1", "Pattern2"]
+            assert [trial.state for trial in first.results.evaluations] == ["completed"]
+            first.close()
+            process.start()
+            again = make_experiment(tmp_path, vector_store_config=patient)  # it recovers for some seconds
+            again.search()
+            whole = make_experiment(tmp_path, run="whole", workspace="other", vector_store_config=patient)
+            whole.search()
+            assert table_of(again.results) == table_of(whole.results)
+            again.close()
+            whole.close()
+        names = list(MilvusServerStore.list_collections(config_of(server)))
+        MilvusServerStore.drop_collections(config_of(server), names)
+
+    def test_a_server_that_comes_back_costs_no_configuration(
+        self, milvus_lite_server: MilvusLiteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is dead when rows are written, which is not repeated by itself, and comes back."""
+        real, crashes, start = SteadyClient._call, list[str](), FromTheTest(milvus_lite_server.start)
+
+        def call(client: SteadyClient, name: str, *arguments: Any, **settings: Any) -> Any:
+            if name != "upsert" or crashes != ["wanted"]:
+                return real(client, name, *arguments, **settings)
+            crashes.append("done")
+            milvus_lite_server.stop(signal.SIGKILL)
+            try:
+                return real(client, name, *arguments, **settings)
+            finally:
+                start()
+
+        monkeypatch.setattr(SteadyClient, "_call", call)
+        config = config_of(milvus_lite_server)
+        with service(monkeypatch):
+            seen = Once("Pattern2", "Loading the collection", lambda: crashes.append("wanted"))
+            broken = make_experiment(tmp_path, event_handler=seen, vector_store_config=config)
+            start.search(broken)
+            assert crashes == ["wanted", "done"]
+            assert len(seen.of(TrialStarted)) == 4 and not seen.of(TrialFailed)
+            assert sum("Pattern2 is tried once more" in message for _, message, _ in seen.statuses) == 1
+            whole = make_experiment(tmp_path, run="whole", workspace="other", vector_store_config=config)
+            whole.search()
+            assert table_of(broken.results) == table_of(whole.results)
+            broken.close()
+            whole.close()
+        MilvusServerStore.drop_collections(config, list(MilvusServerStore.list_collections(config)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import os
@@ -15,7 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
+import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -35,22 +38,24 @@ from ai4rag_nb.foundations.errors import (
 )
 from ai4rag_nb.foundations.settings import Settings
 from ai4rag_nb.indexing.embedding import BaseEmbeddingModel, CachedEmbeddingModel
+from ai4rag_nb.indexing.embedding_checks import EmbeddingCounts
 from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel, model_folder
 from ai4rag_nb.indexing.openai_embedding import OpenAIEmbeddingModel
 from ai4rag_nb.indexing.openai_requests import ServiceClient, ServiceError
 from ai4rag_nb.indexing.static_embedding import StaticEmbeddingModel, distil, mean_vector, static_folder
+from ai4rag_nb.indexing.tokens import CharacterCounter
 from ai4rag_nb.querying.candidates import find_candidates
 from ai4rag_nb.querying.extractive import ExtractiveFoundationModel
 from ai4rag_nb.querying.generation import (
-    REFUSAL_SENTENCE,
     BaseFoundationModel,
     CachedFoundationModel,
     Generation,
-    fill_template,
+    GenerationCounts,
 )
 from ai4rag_nb.querying.gguf import GGUFFoundationModel
 from ai4rag_nb.querying.models import check_model, embedding_model, foundation_model, service_client
 from ai4rag_nb.querying.openai_generation import OpenAIFoundationModel
+from ai4rag_nb.querying.prompts import REFUSAL_SENTENCE, fill_template
 from ai4rag_nb.querying.sentences import split_sentences
 
 KEY = "top-secret-key-4711"
@@ -475,7 +480,7 @@ class TestWindow:
         stub.settings.window, stub.settings.window_named = 40, False
         with pytest.raises(ModelSettingsError, match="accepted no text of 64 tokens"):
             _ = service_model(stub).context_length
-        assert stub.counts.embedding_requests <= 6  # the last one shows that the size was the reason
+        assert stub.counts.embedding_requests <= 7  # the last two show that the size was the reason
 
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize(
@@ -517,6 +522,26 @@ class TestWindow:
         assert stub.counts.requests == 1
 
 
+GOOD = [1.0, 2.0]
+# What an own model gives for two texts, and what is said about it.
+USELESS_BATCHES: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "None instead of batches"),
+    "no pairs": ([5], "5 instead of positions and vectors"),
+    "one text less": ([([0], [GOOD])], "1 vectors for 2 texts"),
+    "one text more": ([([0, 1, 2], [GOOD] * 3)], "the position 2 for 2 texts"),
+    "counted from the end": ([([-1, -2], [GOOD] * 2)], "the position -1 for 2 texts"),
+    "a position twice": ([([0, 0], [GOOD] * 2)], "the position 0 twice"),
+    "a position twice, later": ([([0, 1], [GOOD] * 2), ([1], [GOOD])], "the position 1 twice"),
+    "names for positions": ([(["a", "b"], [GOOD] * 2)], ".*instead of positions"),
+    "ragged": ([([0, 1], [GOOD, [1.0]])], "vectors that are no table of numbers"),
+    "texts": ([([0, 1], [["a", "b"], ["c", "d"]])], "vectors that are no table of numbers"),
+    "one vector": ([([0, 1], GOOD)], r"vectors of shape \(2,\) for 2 texts"),
+    "not a number": ([([0, 1], [GOOD, [float("nan"), 1.0]])], "an unusable vector for 'two'"),
+    "endless": ([([0, 1], [GOOD, [float("inf"), 1.0]])], "an unusable vector for 'two'"),
+    "another length, later": ([([0], [GOOD]), ([1], [[1.0, 2.0, 3.0]])], "3 dimensions instead of 2"),
+}
+
+
 class TestCachedEmbedding:
     def test_each_text_once_over_models_threads_and_files(self, stub: OpenAIStub, tmp_path: Path) -> None:
         stub.settings.delay = 0.02
@@ -532,6 +557,30 @@ class TestCachedEmbedding:
         again = CachedEmbeddingModel(service_model(stub), cache)
         assert np.allclose(again.embed_documents(texts), [embed(text, 64) for text in texts], atol=1e-5)
         assert stub.counts.texts == 200 and again.counts.calls_saved == 1
+        cache.close()
+
+    @pytest.mark.parametrize("kept", [True, False])
+    @pytest.mark.parametrize("given", USELESS_BATCHES)
+    def test_useless_batches_are_refused_with_the_name_of_the_model(self, given: str, kept: bool) -> None:
+        batches, said = USELESS_BATCHES[given]
+
+        class Mine(BaseEmbeddingModel):
+            model_id, dimension, context_length = "mine", 2, None  # type: ignore[assignment]
+            counts, token_counter = EmbeddingCounts(), CharacterCounter()
+
+            def fingerprint(self) -> dict[str, Any]:
+                return {"model": "mine"}
+
+            def encode_batches(self, texts: list[str], role: str) -> Any:
+                self.counts.add(requests=1)
+                return batches
+
+        cache = Cache.open(":memory:")
+        model = CachedEmbeddingModel(Mine(), cache) if kept else Mine()
+        model.counts.requests = 0
+        with pytest.raises(IndexingError, match=rf"^'mine' gave {said}") as caught:
+            model.embed_documents(["one", "two"])
+        assert caught.value.remedy and model.counts.requests == 1
         cache.close()
 
     def test_a_waiting_thread_takes_over_after_a_failure(self, stub: OpenAIStub) -> None:
@@ -568,9 +617,6 @@ class TestCachedEmbedding:
             dimension, context_length = 2, None  # type: ignore[assignment]
 
             def __init__(self) -> None:
-                from ai4rag_nb.indexing.embedding_checks import EmbeddingCounts
-                from ai4rag_nb.indexing.tokens import CharacterCounter
-
                 self.counts, self.token_counter = EmbeddingCounts(), CharacterCounter()
 
             def fingerprint(self) -> dict[str, Any]:
@@ -657,6 +703,44 @@ class TestFailures:
         stub.settings.hang = stub.settings.drip = 0.0
 
     @pytest.mark.parametrize("kind", ["embedding", "answering"])
+    @pytest.mark.parametrize("length", [0, 280, 290, 299])
+    def test_a_key_is_hidden_before_the_message_is_cut(
+        self, stub: OpenAIStub, kind: str, length: int
+    ) -> None:
+        stub.settings.status, stub.settings.message = 400, "y" * length + f" {KEY} is over its limit"
+        maker: Callable[..., Any] = service_model if kind == "embedding" else answering_model
+        with pytest.raises(ModelSettingsError, match="status 400") as caught:
+            check_model(maker(stub, retries=0))
+        assert not any(KEY[start : start + 4] in str(caught.value) for start in range(len(KEY) - 3))
+
+    @pytest.mark.parametrize(
+        "written",
+        [
+            KEY.upper(),
+            KEY[:8],
+            "".join(f"%{ord(letter):02X}" for letter in KEY),
+            base64.b64encode(f"user:{KEY}".encode()).decode(),
+            base64.b64encode(f"me:{KEY}".encode()).decode(),
+            base64.urlsafe_b64encode(KEY.encode()).decode()[:16],
+        ],
+    )
+    def test_a_key_is_hidden_however_it_is_written(self, stub: OpenAIStub, written: str) -> None:
+        stub.settings.status, stub.settings.message = 400, f"Refused is {written}"
+        with pytest.raises(ModelSettingsError, match=r"Refused is \S*\[hidden\]") as caught:
+            check_model(service_model(stub, retries=0))
+        left = str(caught.value).partition("Refused is ")[2].partition(".")[0]
+        assert len(left) <= len("[hidden]") + 7  # of base64, what stands for "user:"
+
+    def test_what_an_address_and_headers_hold_is_hidden(self, stub: OpenAIStub) -> None:
+        address = stub.base_url.replace("http://", "http://me:pass-wörd@") + "?api-key=in-the-query&version=2"
+        headers = {"x-api-key": "in-a-header", "x-team": "red"}
+        client = openai.OpenAI(base_url=address, api_key=KEY, default_headers=headers)
+        stub.settings.status, stub.settings.message = 400, "No pass-wörd, in-the-query, in-a-header, red, 2"
+        with pytest.raises(ServiceError, match="No") as caught:
+            ServiceClient(client, retries=0).post("/embeddings", {})
+        assert caught.value.said == "No [hidden], [hidden], [hidden], red, 2."
+
+    @pytest.mark.parametrize("kind", ["embedding", "answering"])
     def test_nobody_listens(self, kind: str) -> None:
         environment = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": KEY}
         quick = Settings(request_retries=1)
@@ -740,6 +824,57 @@ class TestFailures:
             ServiceClient(None, timeout=60.0, retries=3, pause=0.5).get("/models")
         assert clock.pauses == [0.5, 1.0, 7.0]
 
+    @pytest.mark.parametrize(
+        ("asked", "seconds"),
+        [
+            ("Tue, 01 Dec 2026 13:00:07 GMT", 7.0),
+            ("Tuesday, 01-Dec-26 13:00:07 GMT", 7.0),
+            ("Tue, 01 Dec 2026 12:59:00 GMT", 0.0),
+            ("Tue, 01 Dec 2026 13:00:07", 0.0),
+            ("Tue, 99 Dec 2026 13:00:07 GMT", 0.0),
+            ("2.5", 2.5),
+            ("soon", 0.0),
+            ("", 0.0),
+        ],
+    )
+    def test_a_wait_is_asked_for_by_number_or_date(self, asked: str, seconds: float) -> None:
+        request = httpx.Request("GET", "http://ai.example")
+        headers = {"Date": "Tue, 01 Dec 2026 13:00:00 GMT", "Retry-After": asked}
+        response = httpx.Response(429, headers=headers, request=request)
+        error = openai.RateLimitError("slow down", response=response, body=None)
+        service = ServiceClient(SimpleNamespace(base_url="http://ai.example/v1"))
+        waited = openai_requests.explained(service, error)
+        assert (waited.kind, waited.retry_after) == ("busy", seconds)
+
+    def test_a_service_with_one_vector_for_everything_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def constant(service: Any, method: str, path: str, body: Any, seconds: float) -> Any:
+            return {"data": [{"embedding": [1.0, 2.0]} for _ in body["input"]]} if body else {"data": []}
+
+        monkeypatch.setattr(openai_requests, "request_once", constant)
+        model = OpenAIEmbeddingModel("e", SimpleNamespace(base_url="http://ai.example/v1"))
+        with pytest.raises(IndexingError, match=r"^'e' gives the same vector for different texts. Check the"):
+            _ = model.context_length
+
+    @pytest.mark.parametrize(
+        ("rows", "said"),
+        [
+            ([[1.0, 2.0]], "gave 1 vectors for 2 texts"),
+            ([["a", "b"], ["c", "d"]], "more than numbers"),
+            ([[1.0], [1.0, 2.0]], "differ in length"),
+            ([5, 6], "not every text"),
+            ([[float("nan"), 1.0], [1.0, 2.0]], "it is not finite"),
+        ],
+    )
+    def test_useless_vectors_of_a_service_come_with_a_remedy(
+        self, monkeypatch: pytest.MonkeyPatch, rows: list[Any], said: str
+    ) -> None:
+        answer = {"data": [{"embedding": row} for row in rows]}
+        monkeypatch.setattr(openai_requests, "request_once", lambda *request: answer)
+        model = OpenAIEmbeddingModel("e", SimpleNamespace(base_url="http://ai.example/v1"))
+        with pytest.raises(IndexingError, match=said) as caught:
+            model.embed_documents(["one", "two"])
+        assert caught.value.remedy
+
     def test_a_hanging_service_does_not_keep_the_process_alive(self, stub: OpenAIStub) -> None:
         stub.settings.hang = 60.0
         program = (
@@ -753,6 +888,57 @@ class TestFailures:
         assert done.stdout.strip() == "timeout"
         assert (stub.counts.hung, stub.counts.waited_out) == (1, 0)
         stub.settings.hang = 0.0
+
+
+class Own(BaseFoundationModel):
+    """An answering model that somebody wrote, and that gives whatever it is told."""
+
+    model_id, context_template_text, user_message_text, system_message_text = (
+        "own",
+        "{document}",
+        "{question}",
+        "",
+    )
+
+    def __init__(self, made: Any) -> None:
+        self.made, self.counts, self.calls = made, GenerationCounts(), 0
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"model": "own"}
+
+    def generate(self, messages: Any, question: str, contexts: list[str]) -> Generation:
+        self.calls += 1
+        return self.made
+
+
+class TestOwnAnswers:
+    @pytest.mark.parametrize("text", ["", "an answer", "\ud800"])
+    def test_every_answer_is_kept(self, text: str) -> None:
+        cache, model = Cache.open(":memory:"), Own(Generation(text))
+        cached = CachedFoundationModel(model, cache)
+        answers = [cached.generate([], "Why?", ["so"]).text for _ in range(3)]
+        assert (set(answers), model.calls) == ({text.strip("\ud800")}, 1)
+        cache.close()
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("finish_reason", object()),
+            ("text", None),
+            ("prompt_tokens", "7"),
+            ("completion_tokens", 1.5),
+            ("seconds", float("nan")),
+            ("sources", (5,)),
+            ("refused", "no"),
+        ],
+    )
+    def test_what_cannot_be_kept_is_refused_with_its_name(self, field: str, value: Any) -> None:
+        cache = Cache.open(":memory:")
+        model = CachedFoundationModel(Own(Generation(**{"text": "yes", field: value})), cache)
+        said = rf"The model 'own' returned a Generation with a {type(value).__name__} as {field}\. Let `generate`"
+        with pytest.raises(GenerationError, match=said):
+            model.generate([], "Why?", [])
+        cache.close()
 
 
 class TestAnsweringService:

@@ -1,5 +1,6 @@
 """Collections for each kind of content: the contract of stores as far as it applies, and what is their own."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,9 +17,11 @@ from store_contract import HashModel, Opener, StoreContract, bm25, chunk, random
 from ai4rag_nb.foundations.chunks import AI4RAGChunk
 from ai4rag_nb.foundations.errors import InputError
 from ai4rag_nb.indexing.content_kinds import TYPES
+from ai4rag_nb.indexing.markdown import markdown_document
+from ai4rag_nb.indexing.milvus_lite import MilvusLiteStore
 from ai4rag_nb.indexing.multi_index import MultiIndexManager, MultiIndexStore
 from ai4rag_nb.indexing.multi_parts import part_name
-from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig
+from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig, get_vector_store
 
 
 def typed(chunks: Sequence[AI4RAGChunk]) -> list[AI4RAGChunk]:
@@ -113,6 +116,36 @@ class TestKindsOfContent:
             hits = store.parts[kind].search("word3 word9", 50, "keyword")  # type: ignore[attr-defined]
             assert {hit.sequence_number for hit in hits} == {own[n].sequence_number for n in expected}
 
+    @pytest.mark.parametrize("mode", ["native", "bm25"])
+    def test_words_are_weighed_over_all_parts(self, opener: Opener, tmp_path: Path, mode: str) -> None:
+        """A word that is rare among code and common in prose is not rare; our BM25 ranks as one index does."""
+        prose = [f"the pump number {n} is blue and it runs every day" for n in range(1, 6)]
+        prose += [f"unrelated words about valve {n} and its seat" for n in range(6, 40)]
+        prose += ["the pump pump calibration recipe"]
+        code = ["def pump(): pass", *(f"def valve{n}(): pass" for n in range(2, 200))]
+        texts, kinds = [*prose, *code], [*["text"] * len(prose), *["code"] * len(code)]
+        pairs = enumerate(zip(texts, kinds, strict=True), 1)
+        chunks = [chunk(text, number, content_type=kind) for number, (text, kind) in pairs]
+        store = opener(HashModel(), keyword=mode)
+        store.add_documents(chunks)
+        if mode == "native":
+            found = store.search("pump", 2, "keyword")
+            assert {hit.text for hit in found} == {"the pump pump calibration recipe", "def pump(): pass"}
+            assert found[0].score == found[1].score == pytest.approx(1 / 61), "the first of each kind"
+            return
+        for question in ("pump", "def pump recipe", "valve of the pump", "pass every seat"):
+            expected = bm25(texts, question, 1.2)
+            hits = store.search(question, 300, "keyword")
+            assert {hit.sequence_number - 1 for hit in hits} == set(expected)
+            for hit in hits:
+                assert hit.score == pytest.approx(expected[hit.sequence_number - 1], rel=1e-4)
+            assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        with get_vector_store(HashModel(), store.inner, "ai4rag_one") as single:
+            single.add_documents(chunks)
+            assert [hit.text for hit in single.search("pump", 2, "keyword")] == [
+                hit.text for hit in store.search("pump", 2, "keyword")
+            ]
+
     def test_documents_come_change_and_go_in_all_parts(self, opener: Opener) -> None:
         store = opener(HashModel(), "ai4rag_kinds")
         first = typed(random_chunks(40))
@@ -189,6 +222,24 @@ class TestKindsOfContent:
         with pytest.raises(InputError, match="music"):
             manager.search_multi_index("seal", "ai4rag_manual", ["music"])
         manager.close()
+
+    def test_a_base_needs_no_beginning(self, tmp_path: Path) -> None:
+        """`papers` is kept as ai4rag_papers_<type>, so that cleaning tells it from what others made."""
+        config = MilvusLiteConfig(str(tmp_path / "store.db"))
+        document = markdown_document("# Pump\n\nThe pump is loud.", "pump.md")
+        with contextlib.closing(MultiIndexManager(HashModel(), config)) as manager:
+            assert manager.index_document(document, "papers") == {"text": 1}
+            assert manager.search_multi_index("pump", "papers") == manager.search_multi_index(
+                "pump", "ai4rag_papers"
+            )
+            assert MilvusLiteStore.list_collections(config) == {"ai4rag_papers_text": 1}
+            with pytest.raises(
+                InputError, match=r"There is no index 'ai4rag_paper'\. Did you mean 'ai4rag_papers'"
+            ):
+                manager.search_multi_index("pump", "paper")
+            for bad in ("", "Papers", "a-b", "1a", "x" * 60, None):
+                with pytest.raises(InputError, match="cannot name a collection"):
+                    manager.index_document(document, bad)  # type: ignore[arg-type]
 
     def test_killed_while_loading_it_goes_on(self, tmp_path: Path) -> None:
         code = """

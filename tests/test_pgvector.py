@@ -21,21 +21,29 @@ import numpy as np
 import pytest
 from servers import ForeignPostgres, PostgresServer
 from servers import postgres as postgres_fixture
-from small_world import files_holding, make_experiment, paid, service, table_of, wait_until
-from store_contract import HashModel, Opener, StoreContract, chunk, random_chunks
+from small_world import FromTheTest, Once, files_holding, make_experiment, paid, service, table_of, wait_until
+from store_contract import HashModel, Opener, StoreContract, bm25, chunk, random_chunks
 
 from ai4rag_nb.foundations.cache import Cache
 from ai4rag_nb.foundations.errors import (
     AI4RAGError,
+    Failure,
     IndexingError,
     InputError,
+    LostStoreError,
     VectorStoreInitializationError,
 )
-from ai4rag_nb.indexing.collections import CollectionRegistry, find_orphans, open_collection
+from ai4rag_nb.foundations.events import TrialFailed, TrialStarted
+from ai4rag_nb.indexing import languages, multi_parts, pgvector_loading
+from ai4rag_nb.indexing.cleaning import find_orphans
+from ai4rag_nb.indexing.collections import CollectionRegistry, open_collection, open_place
+from ai4rag_nb.indexing.multi_index import MultiIndexStore
 from ai4rag_nb.indexing.pgvector_statements import LARGEST_INDEXED, TableNames, dense_statement
 from ai4rag_nb.indexing.pgvector_store import PGVectorStore
 from ai4rag_nb.indexing.store_config import PGVectorConfig
 from ai4rag_nb.indexing.vector_store import get_vector_store
+from ai4rag_nb.optimization.workspace import Workspace
+from ai4rag_nb.serving.commands import main
 
 postgres = postgres_fixture
 psycopg = pytest.importorskip("psycopg", reason="the extra pgvector is not installed")
@@ -324,6 +332,39 @@ class TestWords:
             VectorStoreInitializationError, match=r"no text search configuration 'germann'.*'german'"
         ):
             opener(HashModel(), language="germann")
+
+    def test_the_language_is_that_of_the_first_chunks(self, opener: Opener) -> None:
+        plural = ("Pumpen", "Ventile", "Leitungen", "Türen", "Straßen")
+        texts = [f"Die {word} sind in der Halle, und es ist nicht die Regel." for word in plural]
+        stems = []
+        for language in ("english", "auto"):
+            store = opener(HashModel(), f"ai4rag_{language}", language=language)
+            store.add_documents([chunk(text, number) for number, text in enumerate(texts, 1)])
+            singular = ["Pumpe", "Ventil", "Leitung", "Tür", "Straße"]
+            found = [self.found(store, word) for word in singular]
+            stems.append(sum(number in hits for number, hits in enumerate(found, 1)))
+        assert stems[0] < 5 and stems[1] == 5
+        again = opener(HashModel(), "ai4rag_auto", language="auto")
+        assert self.found(again, "Tür") == [4] and again.language == "german"
+        assert "german" in again.properties().keyword_search
+        with pytest.raises(VectorStoreInitializationError, match="language='german', not 'english'"):
+            opener(HashModel(), "ai4rag_auto", language="english")
+        again.add_documents([chunk("The pumps of the plant are in the hall.", 9)])
+        assert self.found(again, "Pumpe") == [1], "what comes later changes nothing"
+
+    def test_an_unclear_language_stems_nothing(self, opener: Opener) -> None:
+        store = opener(HashModel(), language="auto")
+        store.add_documents([chunk("Die Pumpen sind in der Halle, und das ist die Regel.", 1)])
+        other = opener(HashModel(), language="auto")
+        both = [chunk("Die Pumpen sind in der Halle, und das ist die Regel.", 1)]
+        other.add_documents([*both, chunk("The pumps of the plant are in the hall, by the door.", 1, "b.md")])
+        assert (store.language, other.language) == ("german", "simple")
+        assert self.found(other, "Pumpe") == [] and self.found(other, "Pumpen") == [1]
+
+    def test_the_stemmed_languages_are_there(self, postgres: Server) -> None:
+        with connect(postgres) as connection:
+            known = {name for (name,) in connection.execute("select cfgname from pg_ts_config")}
+        assert set(languages._STEMMED) <= known
 
     def test_the_most_different_words(self, opener: Opener) -> None:
         """A chunk as long as chunks can be, full of different words, is found by each and by all of them."""
@@ -742,8 +783,133 @@ def load_part(config: PGVectorConfig, part: int) -> int:
         return own + store.add_documents(random_chunks(50, seed=99, document="shared.md"))
 
 
+def load_kind(config: PGVectorConfig, kind: str) -> int:
+    with MultiIndexStore(HashModel(4), config, "ai4rag_whole") as store:
+        return store.add_documents([chunk(f"a {kind}", 1, f"{kind}.md", content_type=kind)])
+
+
+def load_words(config: PGVectorConfig, writer: str) -> int:
+    """Load documents in many small changes; every text has five words, so that the mean never moves."""
+    with get_vector_store(HashModel(4), config, "ai4rag_words") as store:
+        rows = own_words(writer)
+        return sum(store.add_documents(rows[start : start + 4]) for start in range(0, len(rows), 4))
+
+
+def own_words(writer: str) -> list[Any]:
+    texts = [f"common {'usual' if n % 7 else 'rare'} {writer}word{n} part{n % 2} pad" for n in range(40)]
+    return [chunk(text, number, f"{writer}.md") for number, text in enumerate(texts, 1)]
+
+
+def change_documents(config: PGVectorConfig, deleting: bool) -> int:
+    """Replace or delete the same documents again and again."""
+    with get_vector_store(HashModel(4), config, "ai4rag_words") as store:
+        for turn in range(15):
+            names = [f"d{(turn + n) % 7}.md" for n in range(4)]
+            if deleting:
+                store.delete_documents(names[:3])
+            else:
+                texts = [f"{name} turn{turn} part{n}" for name in names for n in (1, 2, 3)]
+                places = [(name, n) for name in names for n in (1, 2, 3)]
+                store.replace_documents(
+                    [chunk(text, n, name) for text, (name, n) in zip(texts, places, strict=True)]
+                )
+        return turn
+
+
+def scores_of(store: PGVectorStore, query: str) -> dict[str, float]:
+    return {hit.text: hit.score for hit in store.search(query, 500, "keyword")}
+
+
 class TestManyProcesses:
     """Processes share a collection."""
+
+    @pytest.mark.parametrize("queries", [["common rare", "aword7 usual", "bword14 rare", "part1 cword3"]])
+    def test_writers_of_our_weights_take_turns(
+        self, config: PGVectorConfig, opener: Opener, queries: list[str]
+    ) -> None:
+        config = replace(config, keyword="bm25")
+        with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
+            loads = [pool.submit(load_words, config, writer) for writer in "abc"]
+            assert [load.result(timeout=180) for load in loads] == [40] * 3
+        store = opener(HashModel(4), "ai4rag_words", keyword="bm25")
+        rows = [row for writer in "abc" for row in own_words(writer)]
+        fresh = opener(HashModel(4), "ai4rag_fresh", keyword="bm25")
+        fresh.add_documents(rows)
+        assert store.verify(rows).whole
+        for query in queries:
+            texts = [row.text for row in rows]
+            expected = {texts[place]: score for place, score in bm25(texts, query, 1.2).items()}
+            assert scores_of(store, query) == pytest.approx(expected, rel=1e-4)
+            assert scores_of(store, query) == scores_of(fresh, query)
+
+    @pytest.mark.parametrize("keyword", ["native", "bm25"])
+    def test_replaces_and_deletes_at_once(self, config: PGVectorConfig, opener: Opener, keyword: str) -> None:
+        config = replace(config, keyword=keyword)
+        store = opener(HashModel(4), "ai4rag_words", keyword=keyword)
+        store.add_documents([chunk(f"d{n}.md turn part1", 1, f"d{n}.md") for n in range(7)])
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+            changes = [pool.submit(change_documents, config, deleting) for deleting in (False, True)]
+            assert [change.result(timeout=180) for change in changes] == [14] * 2
+            assert (
+                pool.submit(change_documents, config, False).result(timeout=180) == 14
+            )  # what was deleted last
+        kept = [row.chunk() for row in store._fetch([key for key, _, _ in store._inventory()]).values()]
+        fresh = opener(HashModel(4), "ai4rag_fresh", keyword=keyword)
+        fresh.add_documents(kept)
+        assert store.documents() == fresh.documents() and set(store.documents().values()) == {3}
+        for query in ["d3 md", "turn14 part1", "turn13 d6"]:
+            assert scores_of(store, query) == pytest.approx(scores_of(fresh, query), rel=1e-4)
+
+    @pytest.mark.parametrize("keyword", ["native", "bm25"])
+    def test_a_replaced_document_is_the_old_one_or_the_new_one(self, opener: Opener, keyword: str) -> None:
+        store, reader = (opener(HashModel(4), "ai4rag_swap", keyword=keyword) for _ in range(2))
+        old = [chunk(f"old words {n}", n) for n in range(1, 7)]
+        new = [chunk(f"new words {n}", n) for n in range(1, 3)]
+        seen: list[set[str]] = []
+
+        def look(*_: int) -> None:
+            for mode in ("vector", "keyword"):
+                seen.append({hit.text for hit in reader.search("old new words", 50, mode)})
+
+        def fail(*_: int) -> None:
+            raise OSError("the disk is gone")
+
+        store.add_documents(old)
+        with pytest.raises(OSError, match="the disk is gone"):
+            store.replace_documents(new, on_progress=fail)
+        assert store.verify(old).whole and store.replace_documents(new, on_progress=look) == 2
+        assert seen == [{row.text for row in old}] * 2
+        look()
+        assert seen[2:] == [{row.text for row in new}] * 2 and store.verify(new).whole
+
+    def test_a_change_needs_one_connection(self, opener: Opener) -> None:
+        store = opener(HashModel(4), keyword="bm25", pool_size=1)
+        store.add_documents(random_chunks(20))
+        assert store.replace_documents(random_chunks(5)) == 5 and store.refresh_keywords() == 5
+        assert len(store.search("word0 word1 word2", 50, "keyword")) > 0
+        assert store.delete_documents(["a.md", "b.md"]) == 5 and store.count() == 0
+
+    def test_a_writer_that_died_blocks_nobody(self, opener: Opener, postgres: Server) -> None:
+        store, rows = opener(HashModel(4), "ai4rag_died", keyword="bm25"), random_chunks(2_100)
+        store.add_documents(random_chunks(10))
+        end = (
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and "
+            "objid = (%(turn)s::bigint & 4294967295)::oid"
+        )
+
+        def cut(done: int, _: int) -> None:
+            with connect(postgres) as connection:
+                assert connection.execute(end, {"turn": store._names.turn}).fetchall()
+
+        with pytest.raises(LostStoreError, match="there is no connection"):
+            store.add_documents(rows, on_progress=cut)
+        other = opener(HashModel(4), "ai4rag_died", keyword="bm25")
+        assert other.add_documents(rows, resume=True) == 2_100 and other.verify(rows).whole
+        expected = bm25(
+            [row.text for row in rows], "word3 word40", 1.2, mean=other.keyword_index.refresh().mean
+        )
+        found = {hit.sequence_number - 1: hit.score for hit in other.search("word3 word40", 3_000, "keyword")}
+        assert found == pytest.approx(expected, rel=1e-4)
 
     def test_processes_load_one_collection(self, config: PGVectorConfig, opener: Opener) -> None:
         context = multiprocessing.get_context("spawn")
@@ -764,6 +930,22 @@ class TestManyProcesses:
                 pool.map(lambda pair: pair[0].add_documents(pair[1]), zip(stores, orders, strict=True))
             )
         assert loads == [1_500] * 4 and stores[0].verify(rows).whole
+
+    def test_loads_and_deletes_at_once(self, opener: Opener) -> None:
+        """Whoever stands in another's way is let through, whichever way round the rows are taken."""
+        rows = random_chunks(900)
+        stores = [opener(HashModel(4), "ai4rag_both_ways") for _ in range(4)]
+        stores[0].add_documents(rows[:500])
+        for _ in range(5):
+            with ThreadPoolExecutor(4) as pool:
+                loads = [
+                    pool.submit(store.add_documents, order)
+                    for store, order in zip(stores[:3], (rows, rows[::-1], rows[300:]), strict=True)
+                ]
+                deleted = pool.submit(stores[3].delete_documents, ["other.md", rows[0].document_id])
+            assert [load.result() for load in loads] == [900, 900, 600] and deleted.result() >= 0
+        stores[0].add_documents(rows)
+        assert stores[0].verify(rows).whole
 
     def test_rows_that_are_there_are_left_alone(self, opener: Opener) -> None:
         """A row that comes as it is keeps its place in the table and in the index."""
@@ -801,6 +983,97 @@ class TestManyProcesses:
                 assert not loading.done()
             assert loading.result() == 5
 
+    def test_a_load_that_is_stopped_leaves_what_another_process_completed(
+        self, config: PGVectorConfig, tmp_path: Path
+    ) -> None:
+        """Two searches build one index; the first is stopped behind the end of the second."""
+        model, rows = HashModel(), random_chunks(4)
+        caches = [Cache.open(tmp_path / "cache.sqlite") for _ in range(2)]
+        first, second = map(CollectionRegistry, caches)
+        opened: list[Any] = []
+
+        def overtaken(store: Any) -> int:
+            with ThreadPoolExecutor(1) as pool:  # the lock of an index is one of the thread that has it
+                name = first.records()[0].collection_name
+                known = replace(first.records()[0], state="complete", chunks=len(rows))
+                with get_vector_store(model, config, name) as other:
+                    pool.submit(other.add_documents, rows).result()
+                second.record(known)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            open_collection(first, model, config, "f" * 64, overtaken)
+        opened.append(open_collection(second, model, config, "f" * 64, overtaken))
+        assert opened[0].reused and opened[0].store.count() == len(rows)
+        opened[0].store.close()
+        for cache in caches:
+            cache.close()
+
+    def test_a_load_that_is_stopped_is_taken_up_again(self, config: PGVectorConfig, tmp_path: Path) -> None:
+        cache = Cache.open(tmp_path / "cache.sqlite")
+        registry, model, rows = CollectionRegistry(cache), HashModel(), random_chunks(6)
+
+        def stopped(store: Any) -> int:
+            store.add_documents(rows[:4])
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            open_collection(registry, model, config, "f" * 64, stopped)
+        assert [record.state for record in registry.records()] == ["loading"]
+        assert list(find_orphans(registry, config).values()) == [4]
+        begun = registry.records()[0].collection_name
+        load = lambda store: store.add_documents(rows, resume=True)  # noqa: E731
+        opened = open_collection(registry, model, config, "f" * 64, load)
+        assert opened.record.collection_name == begun and opened.store.verify(rows).whole
+        opened.store.close()
+        cache.close()
+
+    @pytest.mark.parametrize("way", ["reads only", "no right"])
+    def test_a_user_who_may_not_write_is_told_before_anything_is_paid(
+        self, config: PGVectorConfig, postgres: Server, tmp_path: Path, way: str
+    ) -> None:
+        name, registry = f"reader_{secrets.token_hex(4)}", CollectionRegistry(Cache.open(":memory:"))
+        with connect(postgres) as connection:
+            connection.execute(f"create schema if not exists {config.schema}")
+            connection.execute(f"create role {name} login password 'pw'")
+            connection.execute(f"grant usage on schema {config.schema} to {name}")
+            if way == "reads only":
+                connection.execute(f"grant create on schema {config.schema} to {name}")
+                connection.execute(f"alter role {name} set default_transaction_read_only = on")
+        said = "may only read" if way == "reads only" else "may not make tables"
+        with pytest.raises(VectorStoreInitializationError, match=said) as caught:
+            open_place(registry, HashModel(), replace(config, user=name, password="pw"))
+        assert "administrator" in caught.value.remedy
+        registry.cache.close()
+        with connect(postgres) as connection:
+            connection.execute(f"drop owned by {name}")
+            connection.execute(f"drop role {name}")
+
+    def test_cleaning_leaves_what_others_made(
+        self, config: PGVectorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        config = replace(config, schema="public", language="english")  # as the environment has it
+        names = {"host": "HOST", "port": "PORT", "database": "DB", "user": "USER", "password": "PASSWORD"}
+        for name, variable in names.items():
+            monkeypatch.setenv(f"PGVECTOR_{variable}", str(getattr(config, name)))
+        workspace, model = Workspace.open(tmp_path / "workspace"), HashModel()
+        registry = CollectionRegistry(workspace.cache)
+        rows, others = random_chunks(4), f"ai4rag_others_{secrets.token_hex(4)}"
+        own = open_collection(registry, model, config, "f" * 64, lambda store: store.add_documents(rows))
+        own.store.close()
+        with get_vector_store(model, config, others) as store:
+            store.add_documents(random_chunks(2))
+        workspace.close()
+        options = ["clean", "--workspace", str(tmp_path / "workspace")]
+        assert main(options) == 0
+        assert "1 collection of this workspace is in another place (pgvector)" in capsys.readouterr().out
+        assert main([*options, "--vector-store", "pgvector", "--yes"]) == 0
+        said = capsys.readouterr()
+        assert "1 collection with 4 chunks dropped" in said.out and str(config.password) not in str(said)
+        left = PGVectorStore.list_collections(config)
+        assert left[others] == 2 and own.record.collection_name not in left
+        assert PGVectorStore.drop_collections(config, [others]) == [others]
+
     def test_what_a_registry_does(self, config: PGVectorConfig, tmp_path: Path) -> None:
         cache = Cache.open(tmp_path / "cache.sqlite")
         registry, model, loads = CollectionRegistry(cache), HashModel(), []
@@ -815,7 +1088,7 @@ class TestManyProcesses:
             opened.store.close()
         with get_vector_store(model, config, "ai4rag_orphan") as orphan:
             orphan.add_documents(random_chunks(2))
-        assert len(loads) == 1 and find_orphans(registry, config) == {"ai4rag_orphan": 2}
+        assert len(loads) == 1 and find_orphans(registry, config) == {}, "it is somebody else's"
         assert str(config.password) not in str(registry.records())
         cache.close()
 
@@ -877,7 +1150,10 @@ class TestRestarts:
 
         with pytest.raises(IndexingError, match=r"there is no connection .*what was loaded is kept"):
             store.add_documents(rows, on_progress=kill)
-        with pytest.raises(IndexingError, match="there is no connection"):
+        with pytest.raises(LostStoreError, match="there is no connection") as caught:
+            store.search("word1")
+        assert caught.value.failure is Failure.STORE
+        with pytest.raises(LostStoreError, match=r"none came in 2 seconds"):
             store.search("word1")
         stoppable.start()
         assert store.count() == 2_000
@@ -906,8 +1182,53 @@ class TestRestarts:
         assert store.count() == 1_000 == words
 
 
+class TestKindsOfContent:
+    """A whole of several collections that several processes fill."""
+
+    def test_parts_of_another_process_are_seen(
+        self, config: PGVectorConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def kinds(store: MultiIndexStore) -> set[str]:
+            return {hit.metadata["content_type"] for hit in store.search("a question", 9)}
+
+        context = multiprocessing.get_context("spawn")
+        with (
+            MultiIndexStore(HashModel(4), config, "ai4rag_whole") as store,
+            ProcessPoolExecutor(1, context) as pool,
+        ):
+            assert pool.submit(load_kind, config, "text").result() == 1
+            assert kinds(store) == {"text"}, "the first part is seen at once"
+            pool.submit(load_kind, config, "table").result()
+            before = store.revision
+            assert store.count() == 2 and kinds(store) == {"text", "table"} and store.revision > before
+            pool.submit(load_kind, config, "code").result()
+            assert kinds(store) == {"text", "table"}, "the last look was just now"
+            monkeypatch.setattr(multi_parts, "_LOOK_AGAIN", 0.0)
+            assert kinds(store) == {"text", "table", "code"}
+            monkeypatch.setattr(multi_parts, "_LOOK_AGAIN", 600.0)
+            pool.submit(load_kind, config, "image").result()
+            assert store.delete_documents(["image.md"]) == 1, "what is deleted is deleted everywhere"
+            assert sorted(store.parts) == ["code", "image", "table", "text"]
+
+
 class TestExperiment:
     """A search whose indexes are in PostgreSQL."""
+
+    def test_it_takes_the_language_of_the_documents(
+        self, config: PGVectorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        auto = replace(config, language="auto")
+        with service(monkeypatch):
+            found = make_experiment(tmp_path, vector_store_config=auto, max_evals=2)
+            found.search()
+            assert found.prepared.config.language == "english"
+            assert any("stems words as in english" in note for note in found.results.notes)
+            given = make_experiment(tmp_path, run="given", vector_store_config=config)
+            assert given.prepared.config.language == "simple"
+            assert not any("stem" in note for note in given.prepared.inputs.notes)
+            with pytest.raises(AI4RAGError, match="language"):
+                make_experiment(tmp_path, vector_store_config=replace(config, language="german"))
+            given.close(), found.close()
 
     def test_a_search_and_its_second_run(
         self, config: PGVectorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -927,3 +1248,84 @@ class TestExperiment:
             first.close()
             again.close()
         assert not files_holding(tmp_path, str(config.password))
+
+    @pytest.mark.parametrize(
+        ("pattern", "work", "by"),
+        [
+            ("Pattern2", "Loading the collection", signal.SIGQUIT),
+            ("Pattern2", "asking", signal.SIGINT),
+            ("Pattern1", "Loading the collection", signal.SIGQUIT),
+        ],
+    )
+    def test_a_server_that_stays_away_ends_the_search_and_costs_nothing(
+        self,
+        config: PGVectorConfig,
+        stoppable: PostgresServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        pattern: str,
+        work: str,
+        by: int,
+    ) -> None:
+        given = {"vector_store_config": replace(config, timeout_seconds=3)}
+        with service(monkeypatch) as stub:
+            gone = Once(pattern, work, lambda: stoppable.stop(by))
+            first = make_experiment(tmp_path, event_handler=gone, **given)
+            with pytest.raises(
+                AI4RAGError, match=r"there is no connection.*Everything finished is kept"
+            ) as caught:
+                first.search()
+            assert caught.value.failure is Failure.STORE
+            assert [event.name for event in gone.of(TrialStarted)][-1] == pattern
+            assert not gone.of(TrialFailed)
+            kept = [trial.state for trial in first.results.evaluations]
+            assert kept == ["completed"] * (int(pattern[-1]) - 1)
+            first.close()
+            stoppable.start()
+            again = make_experiment(tmp_path, **given)
+            again.search()
+            paid_in_two = paid(stub)
+            whole = make_experiment(tmp_path, run="whole", workspace="other", **given)
+            whole.search()
+            assert table_of(again.results) == table_of(whole.results)
+            paid_in_one = paid(stub) - paid_in_two
+            assert paid_in_two <= paid_in_one + 2, "no more than that both models are greeted again"
+            again.close()
+            whole.close()
+
+    def test_a_server_that_comes_back_costs_no_configuration(
+        self,
+        config: PGVectorConfig,
+        stoppable: PostgresServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It is killed in the middle of a copy, which is not repeated by itself, and between two searches."""
+        copy_rows, crashes = pgvector_loading.copy_rows, iter([False, True])
+
+        def restart() -> None:
+            stoppable.stop(signal.SIGQUIT)
+            stoppable.start()
+
+        crash = FromTheTest(restart)
+
+        def copy(*arguments: Any, **settings: Any) -> None:
+            if next(crashes, False):
+                crash()
+            copy_rows(*arguments, **settings)
+
+        monkeypatch.setattr(pgvector_loading, "copy_rows", copy)
+        with service(monkeypatch):
+            seen = Once("Pattern3", "asking", crash)
+            broken = make_experiment(tmp_path, event_handler=seen, vector_store_config=config)
+            crash.search(broken)
+            assert [event.name for event in seen.of(TrialStarted)] == [f"Pattern{n}" for n in (1, 2, 3, 4)]
+            assert not seen.of(TrialFailed) and next(crashes, None) is None and seen.done
+            assert [message for _, message, _ in seen.statuses if "once more" in message] == [
+                "The vector store works again: Pattern2 is tried once more."
+            ]
+            whole = make_experiment(tmp_path, run="whole", workspace="other", vector_store_config=config)
+            whole.search()
+            assert table_of(broken.results) == table_of(whole.results)
+            broken.close()
+            whole.close()

@@ -10,6 +10,7 @@ import pytest
 
 from ai4rag_nb import open_run
 from ai4rag_nb.dashboard.render_leaderboard import render_leaderboard
+from ai4rag_nb.dashboard.render_retrieval import render_question_details, render_retrieval
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, put_trial
 from ai4rag_nb.serving.commands import main
 from ai4rag_nb.serving.run_report import run_state, write_run_report
@@ -149,7 +150,7 @@ def test_a_run_that_was_stopped_at_once_says_how_to_go_on(
     store.close()
     assert main(["leaderboard", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
-    assert "Go on with the same command." in printed and "rank" not in printed
+    assert "Run the same again to go on." in printed and "rank" not in printed
 
 
 def words(page: str) -> str:
@@ -212,3 +213,92 @@ def test_a_folder_that_is_missing_is_told_before_anything_is_read(
     assert main([*arguments, "--workspace", str(tmp_path / "workspace")]) == 2
     said = capsys.readouterr()
     assert "There is no" in said.err and "Reading documents" not in said.err + said.out
+
+
+# --- amounts that three decimals do not show ----------------------------------------------------------------------------------
+
+
+def priced(number: int, prices: list[float], overall: float) -> EvaluationResult:
+    """A configuration whose answers cost money."""
+    made = trial(number, set(), {13, 14, 15}, overall, 9.0)
+    for row, price in zip(made.results, prices, strict=True):
+        row["metrics"].append({"name": "money", "evaluator": "custom", "score": price})
+    made.payload["evaluation"]["metrics"].append(entry("money", list(prices)))
+    return made
+
+
+@pytest.fixture
+def paid_run(tmp_path: Path) -> Path:
+    """Pattern1 costs 0.0004 or 0.0005 a question, Pattern2 costs 0.00001 more."""
+    store = RunStore(tmp_path / "paid")
+    store.put_facts(
+        {"objective": OBJECTIVE, "questions": ASKED, "max_evals": 2, "combinations": 2, "created": 1.0}
+    )
+    store.put_facts({"state": "completed", "metrics": [OBJECTIVE, "custom:money"]})
+    prices = [0.0004] * 8 + [0.0005] * 8
+    put_trial(store, priced(0, prices, 1.0))
+    put_trial(store, priced(1, [price + 0.00001 * (1 + n % 2) for n, price in enumerate(prices)], 0.5))
+    store.close()
+    return tmp_path / "paid"
+
+
+def test_small_amounts_are_shown_with_digits_that_say_something(
+    paid_run: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def said(*arguments: str) -> str:
+        assert main([arguments[0], str(paid_run), *arguments[1:]]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    ranked = said("leaderboard", "--metric", "money")
+    assert "1 Pattern1 0.000450 0.000400 - 0.000500 16" in ranked and "0.000465" in ranked
+    assert "1.000" in said("leaderboard"), "scores keep three decimals"
+    assert "0.000450" in said("leaderboard"), "beside the score that is ranked by"
+    assert "0.0004500" in said("leaderboard", "--columns", "all")
+    assert "custom:money 0.000450 0.000400 - 0.000500 16" in said("show", "Pattern1")
+    compared = said("compare", "Pattern2", "Pattern1", "--metric", "money")
+    assert "money: Pattern2 minus Pattern1 is +0.0000150 (" in compared
+    frame = open_run(paid_run).leaderboard()
+    assert list(frame["money"]) == [0.00045, 0.000465] and list(frame["overall_score"]) == [1.0, 0.5]
+    assert list(open_run(paid_run).leaderboard(metric="money")["money_ci_low"]) == [0.0004, 0.00041]
+
+
+def test_a_decision_by_money_says_how_much_and_claims_no_difference_too_small_to_matter(
+    paid_run: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["report", str(paid_run), "--metric", "money", "--no-attribute"]) == 0
+    told = capsys.readouterr().out
+    assert "it takes 0.000450 (" in told and "+0.000015" in told and "0.000 " not in told
+    assert "as good" not in told.replace("As good as the winner", "") and "difference of 0.05" not in told
+
+
+def test_pages_show_small_amounts_too(paid_run: Path) -> None:
+    page = write_run_report(paid_run).read_text()
+    row = page[page.index(">money ") :]
+    assert "0.000450</td>" in row[:400] and "0.000400 to 0.000500" in row[:900]
+    ranked = render_leaderboard(run_state(paid_run), "custom:money")
+    assert "0.000450" in ranked and "interval, 0 to 0.00052" in ranked and "0.000<" not in ranked
+    details = render_question_details(run_state(paid_run), ["q0"], "Pattern1")
+    assert "1.000" in details
+    card = render_retrieval(run_state(paid_run), "q0", "Pattern1")
+    assert "0.000400" in card
+
+
+# --- lost questions ------------------------------------------------------------------------------------------------------------
+
+
+def test_lost_questions_are_told_with_their_reason(run: Path, capsys: pytest.CaptureFixture) -> None:
+    made = trial(0, {2}, {13}, 1.0, 30.0)
+    lost = {"unscored": 2, "reasons": {"there is no price for the model 'large'": 2}}
+    made.payload["evaluation"]["metrics"].append(
+        entry("money", [0.5, None, None]) | lost | {"not_applicable": 0}
+    )
+    held_out = entry("overall_score", [1.0] * 4) | {"unscored": 1, "reasons": {"the service timed out": 1}}
+    kept = {"name": "Pattern1", "key": "0", "questions": 5, "metrics": [held_out], "results": []}
+    store = RunStore(run)
+    put_trial(store, made)
+    store.put_facts({"held_out": kept})
+    store.close()
+    assert main(["show", str(run), "Pattern1"]) == 0
+    assert "Lost in custom:money: 2 x there is no price for the model 'large'." in capsys.readouterr().out
+    assert main(["leaderboard", str(run)]) == 0
+    assert "4 of 5 questions; 1 was lost). Lost: 1 x the service timed out." in capsys.readouterr().out

@@ -17,7 +17,8 @@ from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel
 from ai4rag_nb.querying.candidates import find_candidates
 from ai4rag_nb.querying.clues import clues_of, question_stems
 from ai4rag_nb.querying.extractive import ExtractiveFoundationModel
-from ai4rag_nb.querying.generation import REFUSAL_SENTENCE, CachedFoundationModel, Generation
+from ai4rag_nb.querying.generation import CachedFoundationModel, Generation
+from ai4rag_nb.querying.prompts import REFUSAL_SENTENCE
 from ai4rag_nb.querying.sentences import split_sentences
 
 TABLE = (

@@ -26,13 +26,19 @@ from ai4rag_nb.indexing.fusion import (
     zscore_fusion,
 )
 from ai4rag_nb.indexing.hit_lists import HitLists, hit_name, ranked_hits
-from ai4rag_nb.indexing.store_checks import RANKER_STRATEGIES, SearchSettings, search_depth
+from ai4rag_nb.indexing.search_settings import SearchSettings, search_depth
+from ai4rag_nb.indexing.store_checks import RANKER_STRATEGIES
 from ai4rag_nb.indexing.vector_store import BaseVectorStore, MilvusLiteConfig, get_vector_store
+from ai4rag_nb.querying.compression import ExtractiveCompression, extracted
+from ai4rag_nb.querying.context_budget import cut_passage
+from ai4rag_nb.querying.context_order import ChunkHeaders, ContextOrder, with_header
 from ai4rag_nb.querying.generation import BaseFoundationModel, Generation
 from ai4rag_nb.querying.hit_list_cache import HitListCache
 from ai4rag_nb.querying.passages import choose_chunks, cut_to_budget, merge_passages, place_of, window_places
 from ai4rag_nb.querying.rag import SimpleRAG, query_rag
 from ai4rag_nb.querying.retriever import Retriever
+from ai4rag_nb.querying.sentences import split_sentences
+from ai4rag_nb.querying.small_to_big import ParentExpansion
 
 scored = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.floats(0.01, 50, allow_nan=False)),
@@ -373,6 +379,21 @@ def assert_alike(one: list[list[RetrievedChunk]], other: list[list[RetrievedChun
             assert hit.scores == pytest.approx(twin.scores, rel=1e-5) and hit.metadata == twin.metadata
 
 
+class FourTogether(ParentExpansion):
+    """Read four chunks in a row around each hit."""
+
+    stage_name = "parent"
+
+    def apply_many(self, questions: Any, hits: Any, setting: Any) -> Any:
+        return super().apply_many(
+            questions, [[self.related(hit) for hit in found] for found in hits], setting
+        )
+
+    def related(self, hit: RetrievedChunk) -> RetrievedChunk:
+        first = (hit.sequence_number - 1) // 4 * 4 + 1
+        return replace(hit, metadata={**hit.metadata, "families": [[first, min(25, first + 3)]]})
+
+
 class TestRetriever:
     def test_hit_lists_change_nothing_and_save_calls(
         self, store: BaseVectorStore, monkeypatch: pytest.MonkeyPatch
@@ -436,6 +457,68 @@ class TestRetriever:
         retriever = Retriever(store, 6, context_budget=budget, token_counter=Counter(), **method)  # type: ignore[arg-type]
         for passages in retriever.retrieve_many(QUESTIONS):
             assert 0 < sum(Counter().count_many([passage.text for passage in passages])) <= budget
+
+    @pytest.mark.parametrize("budget", [6, 25, 90])
+    @pytest.mark.parametrize("headers", [(), (ChunkHeaders(),)])
+    @pytest.mark.parametrize("share", [None, 0.5])
+    @pytest.mark.parametrize("order", ["best_first", "best_last", "reading_order"])
+    @pytest.mark.parametrize("way", ["alone", "window", "parent"])
+    def test_the_budget_holds_for_what_is_read(
+        self, store: BaseVectorStore, budget: int, headers: tuple, share: float | None, order: str, way: str
+    ) -> None:
+        count = Counter().count_many
+        shorter = () if share is None else (ExtractiveCompression(BagModel(), share),)
+        method = {"retrieval_method": "window", "window_size": 2} if way == "window" else {}
+        if way == "parent":
+            method = {"ranking_stages": (FourTogether(),)}
+        changing = (*shorter, *headers)
+        free = Retriever(store, 6, context_stages=changing, **method)  # type: ignore[arg-type]
+        ordered = ContextOrder(order)
+        bound = replace(
+            free, context_budget=budget, token_counter=Counter(), context_stages=(ordered, *changing)
+        )
+        for question in QUESTIONS:
+            whole, read = free.retrieve(question), bound.retrieve(question)
+            assert 0 < sum(count([passage.text for passage in read])) <= budget
+            left, fitting = budget, []
+            for passage, cost in zip(whole, count([passage.text for passage in whole]), strict=True):
+                if cost <= left:
+                    fitting.append(passage.text)
+                    left -= cost
+            if way != "window" and fitting:
+                assert sorted(passage.text for passage in read) == sorted(fitting)
+            if not fitting and way != "window":
+                (beginning,) = read
+                bare = beginning.text[beginning.metadata.get("header_length", 0) :]
+                assert bare and bare in whole[0].text
+            ranks = [passage.metadata["retrieval_rank"] for passage in read]
+            assert sorted(ranks) == list(range(1, len(read) + 1))
+            if order == "best_last":
+                assert ranks == sorted(ranks, reverse=True)
+
+    def test_a_window_in_a_budget_keeps_its_hit(self, store: BaseVectorStore) -> None:
+        shorter = ExtractiveCompression(BagModel(), 0.5)
+        for stages in ((), (ChunkHeaders(),), (shorter,), (shorter, ChunkHeaders())):
+            retriever = Retriever(
+                *(store, 1, "window", 4),
+                context_budget=30,
+                token_counter=Counter(),
+                context_stages=stages,
+            )  # type: ignore[arg-type]
+            (passage,) = retriever.retrieve("Which step turns part c2?")
+            (hit,) = Retriever(store, 1).retrieve("Which step turns part c2?")
+            assert hit.text.strip(".") in passage.text
+
+    def test_cut_extracts_know_what_is_left_of_them(self) -> None:
+        text = "# Pumps\nThe pump is blue. It has two seals. They last for a year."
+        place = {"document_id": "a.md", "sequence_number": 1, "start_index": 50, "end_index": 50 + len(text)}
+        short = extracted(RetrievedChunk(text, place), split_sentences(text), {1, 3})
+        for tokens in range(1, 12):
+            for passage in (short, with_header(short)):
+                for cut in cut_passage(passage, tokens, Counter().count_many):
+                    bare = cut.text[cut.metadata.get("header_length", 0) :]
+                    stretches = [text[start - 50 : end - 50] for start, end in cut.metadata["kept_spans"]]
+                    assert " ... ".join(stretches) == bare.removesuffix(" ...")
 
     def test_one_call_for_all_neighbours(
         self, store: BaseVectorStore, monkeypatch: pytest.MonkeyPatch

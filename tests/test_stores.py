@@ -1,6 +1,7 @@
 """Every vector store keeps one contract; Milvus Lite also keeps to its file, its process and its limits."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -29,21 +30,26 @@ from ai4rag_nb.foundations.errors import (
     StorageError,
     VectorStoreInitializationError,
 )
+from ai4rag_nb.indexing.cleaning import clean_collections, find_orphans
 from ai4rag_nb.indexing.collections import (
+    CollectionRecord,
     CollectionRegistry,
-    clean_collections,
-    find_orphans,
     indexing_fingerprint,
     open_collection,
+    place_binding,
 )
+from ai4rag_nb.indexing.languages import language_of, language_of_all
 from ai4rag_nb.indexing.milvus_lite import MilvusLiteStore, drop_collections, list_collections
 from ai4rag_nb.indexing.milvus_lite_file import merge_segments
+from ai4rag_nb.indexing.store_config import MilvusConfig, PGVectorConfig
 from ai4rag_nb.indexing.vector_store import (
     BaseVectorStore,
     BaseVectorStoreConfig,
     MilvusLiteConfig,
     get_vector_store,
 )
+from ai4rag_nb.optimization.setup import described_store
+from ai4rag_nb.optimization.space_store import fit_language
 
 
 def milvus_lite_opener(folder: Path, mode: str) -> tuple[Opener, list[BaseVectorStore]]:
@@ -689,3 +695,135 @@ def test_the_class_is_what_get_vector_store_opens(tmp_path: Path) -> None:
         assert isinstance(store, MilvusLiteStore)
         assert store.capabilities() == {"vector", "keyword", "hybrid"}
         assert "ai4rag_" in repr(store) and "store.db" in repr(store)
+
+
+@pytest.mark.parametrize("value", ["30", "", None, True, [], {}, 0, -1, math.nan, math.inf, 10**400, b"30"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (MilvusConfig, "timeout_seconds"),
+        (MilvusConfig, "settle_seconds"),
+        (PGVectorConfig, "timeout_seconds"),
+    ],
+)
+def test_time_limits_are_numbers_of_seconds(kind: Any, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{name} is .*seconds above 0") as caught:
+        kind(**{name: value})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (MilvusLiteConfig, "db_path"),
+        (MilvusConfig, "ca_cert"),
+        (PGVectorConfig, "ca_cert"),
+        (PGVectorConfig, "schema"),
+        (PGVectorConfig, "language"),
+        (PGVectorConfig, "host"),
+        (PGVectorConfig, "port"),
+    ],
+)
+@pytest.mark.parametrize("value", [7.5, True, [], {}, math.nan, b"x", "\ud800", "a\0b", "x" * 5_000])
+def test_places_are_texts(kind: Any, name: str, value: Any) -> None:
+    if name == "host" and value == "x" * 5_000:
+        return  # a server may have any name
+    address = {"uri": "https://localhost:19530"} if kind is MilvusConfig else {}
+    with pytest.raises(InputError, match=name) as caught:
+        kind(**address, **{name: value})
+    assert caught.value.remedy and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "missing", [(MilvusLiteConfig, "db_path"), (PGVectorConfig, "schema"), (PGVectorConfig, "language")]
+)
+def test_places_are_given(missing: tuple[Any, str]) -> None:
+    kind, name = missing
+    with pytest.raises(InputError, match=name):
+        kind(**{name: None})
+
+
+@pytest.mark.parametrize(
+    "value", [5, [], {"very": "secret-4711"}, b"secret-4711", "secret-4711\0", "secret-4711\ud800"]
+)
+def test_a_secret_that_is_none_is_refused_and_not_shown(value: Any) -> None:
+    for kind, name in ((PGVectorConfig, "password"), (MilvusConfig, "token")):
+        with pytest.raises(InputError, match=name) as caught:
+            kind(**{name: value})
+        assert "4711" not in str(caught.value) and caught.value.remedy
+
+
+STEMMED = {
+    "arabic": "تم اختبار جميع الصمامات في المحطة من قبل المشغل قبل أن يتم تشغيلها وقد وجد أن بعضها لا يغلق على الوجه المطلوب.",
+    "danish": "Alle ventiler i anlægget bliver prøvet, før det startes, og de ventiler der ikke er tætte, skal skiftes ud efter en tid.",
+    "dutch": "Alle kleppen van de installatie worden getest voordat het systeem start, en een klep die niet dicht is wordt vervangen.",
+    "english": "All valves of the plant are tested before it is started, and a valve that is not tight has to be replaced.",
+    "finnish": "Venttiilit on tarkastettava ennen kuin laitos käynnistetään, ja se joka ei ole tiivis on vaihdettava, mutta myös muut.",
+    "french": "Toutes les vannes de l'installation sont contrôlées avant la mise en marche, et une vanne qui n'est pas étanche est changée.",
+    "german": "Alle Ventile der Anlage werden geprüft, bevor sie in Betrieb geht, und ein Ventil, das nicht dicht ist, wird ersetzt.",
+    "greek": "Όλες οι βαλβίδες της εγκατάστασης ελέγχονται πριν από την έναρξη, και μια βαλβίδα που δεν είναι στεγανή αλλάζει.",
+    "hungarian": "A berendezés minden szelepét meg kell vizsgálni, és ha egy szelep nem zár jól, azt ki kell cserélni, de ez csak ritka.",
+    "indonesian": "Semua katup di instalasi ini diperiksa oleh operator, dan katup yang tidak rapat akan diganti dengan yang baru dari gudang.",
+    "irish": "Déantar gach comhla sa ghléasra a thástáil, agus má tá comhla ar bith nach bhfuil dlúth, tá sí le hathrú go luath.",
+    "italian": "Le valvole dell'impianto sono controllate prima che sia messo in funzione, e una valvola che non è stagna è sostituita con un'altra.",
+    "lithuanian": "Visi įrenginio vožtuvai yra tikrinami prieš tai, kai jis paleidžiamas, ir vožtuvas, kuris nėra sandarus, turi būti pakeistas.",
+    "nepali": "यो कारखानाको सबै भल्भ चलाउनु अघि जाँच गरेको हुन्छ र नमिलेको भल्भ पनि फेर्नु पर्ने छ भने यसको लागि अर्को भल्भ छैन।",
+    "norwegian": "Alle ventiler i anlegget blir prøvd før det startes, og de ventilene som ikke er tette, skal skiftes ut etter en tid.",
+    "portuguese": "Todas as válvulas da instalação são verificadas antes do arranque, e uma válvula que não é estanque tem de ser trocada por uma nova.",
+    "romanian": "Toate supapele din instalație sunt verificate înainte de pornire, iar o supapă care nu este etanșă va fi înlocuită cu una nouă.",
+    "russian": "Все клапаны установки проверяются перед пуском, и клапан, который не закрывается, должен быть заменён на новый, но это бывает не часто.",
+    "spanish": "Las válvulas de la instalación son revisadas antes de la puesta en marcha, y una válvula que no es estanca se cambia por una nueva.",
+    "swedish": "Alla ventiler i anläggningen provas innan den startas, och de ventiler som inte är täta ska bytas ut efter en tid.",
+    "tamil": "இந்த ஆலையின் எல்லா வால்வுகளும் சோதிக்கப்படும் மற்றும் ஒரு வால்வு சரியாக மூடவில்லை என்று தெரிந்தால் அது மாற்றப்படும்.",
+    "turkish": "Tesisteki bütün vanalar denetlenir ve sızdırmaz olmayan bir vana yenisi ile değiştirilir, ancak bu çok sık olan bir şey değil.",
+}
+OTHERS = {
+    "ukrainian": "Усі клапани установки перевіряє оператор перед пуском, і клапан, що не закривається, має бути замінений на новий, але не часто.",
+    "catalan": "Les vàlvules de la instal·lació són revisades abans de la posada en marxa, i una vàlvula que no és estanca es canvia amb una de nova.",
+    "polish": "Zawory instalacji są sprawdzane przed uruchomieniem, a zawór, który nie jest szczelny, należy wymienić, ale to się nie zdarza często.",
+    "hindi": "संयंत्र के सभी वाल्व चलाने से पहले जाँचे जाते हैं और जो वाल्व ठीक नहीं है उस को बदलना है, पर यह बहुत कम होता है।",
+}
+
+
+@pytest.mark.parametrize("language", [*STEMMED, *OTHERS])
+def test_the_language_of_a_text(language: str) -> None:
+    text = {**STEMMED, **OTHERS}[language]
+    assert language_of(text) == language
+    assert language_of_all([text]).name == (language if language in STEMMED else "simple")
+
+
+def test_texts_that_differ_or_say_nothing_have_no_language() -> None:
+    german, english = STEMMED["german"], STEMMED["english"]
+    assert language_of_all([german, english]).why == "the documents are in english, german"
+    assert language_of_all([german] * 10 + [english]).name == "german", "nine tenths of the words"
+    assert language_of_all([german] * 7 + [english]).name == "simple"
+    assert language_of_all(["12 34 56 78 90 " * 9, german]).name == "simple", "most of it says nothing"
+    for nothing in ([], [""], ["def f(x): return x"], ["水漏れ検知 " * 20]):
+        assert language_of_all(nothing).why == "the language of the documents is not clear"
+
+
+def test_the_language_of_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGVECTOR_HOST", "localhost")
+    monkeypatch.delenv("PGVECTOR_LANGUAGE", raising=False)
+    texts = [STEMMED["german"]]
+    config, notes = fit_language(PGVectorConfig.from_env(), texts)
+    assert config.language == "german" and "german" in notes[0] and "PGVECTOR_LANGUAGE" in notes[0]
+    monkeypatch.setenv("PGVECTOR_LANGUAGE", "dutch")
+    given = PGVectorConfig.from_env()
+    assert given.language == "dutch" and fit_language(given, texts) == (given, [])
+    for other in (PGVectorConfig(keyword="bm25"), MilvusLiteConfig("x.db")):
+        assert fit_language(other, texts) == (other, []), "nothing of it depends on a language"
+
+
+def test_collections_of_two_languages_are_two(tmp_path: Path) -> None:
+    """The record of an index in one language is not found in another, nor is its run gone on with."""
+    cache = Cache.open(tmp_path / "cache.sqlite")
+    registry = CollectionRegistry(cache)
+    german, english = PGVectorConfig(language="german"), PGVectorConfig(language="english")
+    registry.record(CollectionRecord("f" * 64, "ai4rag_a", place_binding(german, cache), "complete", 3))
+    assert registry.get("f" * 64, german) is not None and registry.get("f" * 64, english) is None
+    assert described_store(german) != described_store(english)
+    assert described_store(replace(german, keyword="bm25")) == described_store(
+        replace(english, keyword="bm25")
+    )
+    cache.close()

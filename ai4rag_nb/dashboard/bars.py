@@ -79,12 +79,14 @@ class _LineWriter:
     ) -> None:
         self._stream, self._every, self._clock, self._last = stream, seconds_between, clock, clock()
 
-    def write(self, line: str, force: bool) -> None:
-        """Write a line, when it is forced or the last one is old."""
-        if force or self._clock() - self._last >= self._every:
+    def write(self, line: str, force: bool) -> bool:
+        """Write a line, when it is forced or the last one is old; tell whether that was done."""
+        due = force or self._clock() - self._last >= self._every
+        if due:
             self._last = self._clock()
             self._stream.write(line + "\n")
             self._stream.flush()
+        return due
 
 # %% ../../nbs/06_dashboard/02_bars.ipynb #6d1f3f1d
 class _LineBar:
@@ -92,12 +94,13 @@ class _LineBar:
 
     def __init__(
         self,
-        write: Callable[[str, bool], None],  # writes a line; with `force` false only when the last one is old
+        write: Callable[[str, bool], bool],  # writes a line; with `force` false only when the last one is old
         started: PhaseStarted,  # the phase to report
         inner: bool,  # whether another phase is going on around it
     ) -> None:
         self.n = self.initial = 0
-        self._write, self._started, self._inner = write, started, inner
+        self._write, self._started = write, started
+        self._told, self._owed = -1, not inner  # the units that were told; whether a last line is owed
 
     def _line(self) -> str:
         total = f" of {self._started.total:,}" if self._started.total is not None else ""
@@ -106,11 +109,13 @@ class _LineBar:
     def update(self, units: int) -> None:
         """Count units, and write a line when the last one is old."""
         self.n += units
-        self._write(self._line(), False)
+        if self._write(self._line(), False):
+            self._told, self._owed = self.n, True
 
     def close(self) -> None:
-        """Write the last line."""
-        self._write(self._line(), not self._inner)
+        """Write the last line, where one was begun or the phase is the outer one."""
+        if self._told != self.n:
+            self._write(self._line(), self._owed)
 
 # %% ../../nbs/06_dashboard/02_bars.ipynb #0561b8eb
 class Bars:

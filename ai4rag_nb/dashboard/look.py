@@ -6,7 +6,7 @@
 __all__ = ['format_score', 'format_count', 'format_seconds', 'format_setting', 'stylesheet', 'framed', 'page', 'write_page',
            'scrolling', 'tag', 'facts']
 
-# %% ../../nbs/06_dashboard/06_look.ipynb #791af5db
+# %% ../../nbs/06_dashboard/06_look.ipynb #921d5fec
 import contextlib
 import os
 from collections.abc import Mapping
@@ -15,17 +15,20 @@ from typing import Any
 
 from .colours import DARK, LIGHT, SHADES, shade
 from .safe_html import Html, element, join
+from ..evaluation.shown_values import shown_decimals
 from ..foundations.errors import InputError, StorageError
 
 # %% ../../nbs/06_dashboard/06_look.ipynb #421ff7c6
 def format_score(
     score: float | None,  # a score, None when it is missing
     digits: int = 3,  # decimals
+    metric: str = "",  # what it is a value of: small amounts of money or time have more digits
 ) -> str:  # a few characters
     """Write a score."""
     if score is None:
         return "–"
-    return f"{round(score, digits) + 0.0:.{digits}f}".replace("-", "−")
+    decimals = shown_decimals(score, metric, digits)
+    return f"{round(score, decimals) + 0.0:.{decimals}f}".replace("-", "−")
 
 
 def format_count(

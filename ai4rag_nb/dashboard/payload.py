@@ -33,7 +33,7 @@ def metric_key(
     name, evaluator = str(entry.get("name", "")), entry.get("evaluator")
     return f"{evaluator}:{name}" if evaluator else name
 
-# %% ../../nbs/06_dashboard/01_payload.ipynb #3d9853b8
+# %% ../../nbs/06_dashboard/01_payload.ipynb #9ea195e5
 @dataclass(frozen=True)
 class Score:
     """Hold the mean of one metric over the questions of one pattern."""
@@ -47,6 +47,7 @@ class Score:
     description: str = ""  # what the metric measures
     not_applicable: int = 0  # questions that it does not apply to
     lost: int = 0  # questions whose answer was lost
+    without_evidence: int = 0  # of those that it does not apply to: questions without located evidence
 
     @property
     def key(self) -> str:
@@ -70,6 +71,7 @@ def read_score(
         description=str(entry.get("description") or ""),
         not_applicable=int(number(entry.get("not_applicable")) or 0),
         lost=int(number(entry.get("unscored")) or 0),
+        without_evidence=int(number(entry.get("without_evidence")) or 0),
     )
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #34e542d3
@@ -112,6 +114,7 @@ class Hit:
     legs: Mapping[str, float] = field(default_factory=dict)  # its score in every leg that found it
     evidence: bool | None = None  # whether it holds the benchmark's evidence; None where none is known
     right_document: bool = False  # whether it is from a document that the benchmark names
+    prompt_place: int | None = None  # its place in the prompt, from 1; None where that is its rank
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #011f3af0
 def read_hit(
@@ -132,6 +135,7 @@ def read_hit(
         legs=legs,
         evidence=None if entry.get("evidence") is None else bool(entry["evidence"]),
         right_document=bool(entry.get("right_document")),
+        prompt_place=None if (place := number(entry.get("prompt_place"))) is None else int(place),
     )
 
 # %% ../../nbs/06_dashboard/01_payload.ipynb #0effcea0

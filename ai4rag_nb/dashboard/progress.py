@@ -24,6 +24,7 @@ from ai4rag_nb.dashboard.bars import (
 )
 from .payload import find_score, optimized_metric, read_scores
 from .safe_html import shorten
+from ..evaluation.shown_values import shown_value
 from ai4rag_nb.foundations.events import (
     BaseEventHandler,
     Event,
@@ -45,6 +46,7 @@ class _TrialTally:
 
     def __init__(self) -> None:
         self.best: float | None = None
+        self.metric = ""
         self.failed = 0
 
     def add(self, event: TrialFinished | TrialFailed) -> str:
@@ -55,7 +57,8 @@ class _TrialTally:
             score = find_score(read_scores(event.payload), optimized_metric(event.payload))
             if score is not None and score.mean is not None:
                 self.best = score.mean if self.best is None else max(self.best, score.mean)
-        best = "" if self.best is None else f"best {self.best:.3f}"
+                self.metric = score.key
+        best = "" if self.best is None else f"best {shown_value(self.best, self.metric)}"
         failed = f"{self.failed} failed" if self.failed else ""
         return ", ".join(part for part in (best, failed) if part)
 

@@ -25,6 +25,7 @@ from .render_progress import state_tag
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, TrialState
 from ..evaluation.metrics import order_note
+from ..evaluation.shown_values import is_amount, shown_value
 from ..evaluation.wording import counted, no_interval
 from ..optimization.reading_notes import USEFUL_FROM
 
@@ -35,9 +36,20 @@ SIDEWAYS = "Scroll the table sideways for {}."  # shown where the window is narr
 def score_scale(
     scores: Iterable[Score],  # the scores that will be drawn
 ) -> tuple[float, float]:  # the ends of the scale
-    """Choose one scale for all rows: 0 to 1, wider only where a score lies outside."""
-    ends = [end for score in scores for end in (score.mean, score.low, score.high) if end is not None]
-    return min([0.0, *ends]), max([1.0, *ends])
+    """Choose one scale for all rows: 0 to 1, or wider; for amounts, 0 to the largest."""
+    drawn = list(scores)
+    ends = [end for score in drawn for end in (score.mean, score.low, score.high) if end is not None]
+    amounts = all(is_amount(score.key) for score in drawn) and max(ends, default=0.0) > 0.0
+    return min([0.0, *ends]), max(ends if amounts else [1.0, *ends])
+
+
+def _scale_words(
+    scale: tuple[float, float],  # the ends of the scale
+    metric: str,  # what is drawn
+) -> str:  # "0 to 1"
+    """Write the ends of a scale."""
+    ends = [shown_value(end, metric).rstrip("0").rstrip(".") or "0" for end in scale]
+    return f"{ends[0]} to {ends[1]}"
 
 # %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #9944e9b1
 def _line(x1: float, x2: float, y1: float, y2: float, **look: Any) -> Html:
@@ -51,7 +63,8 @@ def interval_text(
     if score.low is None or score.high is None:
         return ""
     said = no_interval(score.low, score.high, score.count)
-    return said or f"{format_score(score.low)} to {format_score(score.high)}"
+    low, high = (format_score(end, metric=score.key) for end in (score.low, score.high))
+    return said or f"{low} to {high}"
 
 # %% ../../nbs/06_dashboard/10_render_leaderboard.ipynb #a4abde93
 def interval_picture(
@@ -68,7 +81,7 @@ def interval_picture(
         return round(4 + (width - 8) * (value - scale[0]) / (scale[1] - scale[0]), 1)
 
     parts = [_line(4, width - 4, 8, 8, stroke="var(--line)")]
-    text = format_score(score.mean)
+    text = format_score(score.mean, metric=score.key)
     if reference is not None:
         parts.append(
             _line(place(reference), place(reference), 0, 16, stroke="var(--quiet)", stroke_dasharray="2 2")
@@ -193,7 +206,7 @@ def _row(
         "tr",
         element("td", rank if rank is not None else "–", class_="number"),
         element("th", shorten(trial.name, 40), tag("tied") if tied else None, scope="row"),
-        element("td", format_score(score.mean if score is not None else None), class_="number strong"),
+        element("td", format_score(score.mean if score else None, metric=metric), class_="number strong"),
         element("td", picture, element("div", bounds, class_="quiet whole")),
         element("td", coverage_text(state, trial, score), class_="quiet words"),
         element("td", "–" if tokens is None else format_count(tokens), class_="number"),
@@ -218,7 +231,7 @@ def render_leaderboard(
     common, names = (
         split_settings(state.trials) if len(state.trials) > 1 else ({}, list(state.trials[0].settings))
     )
-    interval = f"interval, {scale[0]:g} to {scale[1]:g}"
+    interval = f"interval, {_scale_words(scale, wanted)}"
     columns = ("rank", "pattern", "score", interval, "questions", "context", "time", "state", "settings")
     classes = dict.fromkeys(("rank", "score", "context", "time"), "number") | {interval: "whole"}
     head = [element("th", name, scope="col", class_=classes.get(name)) for name in columns]

@@ -57,7 +57,7 @@ def render_heading(
         if state.max_evaluations
         else evaluated,
         f"best {state.metric.rpartition(':')[2] or 'score'}": format_score(
-            best_score.mean if best_score else None
+            best_score.mean if best_score else None, metric=state.metric
         ),
         "best pattern": best.name if best is not None else "–",
         "questions": state.expected_questions or len(state.questions) or "–",

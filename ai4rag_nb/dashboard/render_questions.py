@@ -57,6 +57,7 @@ def order_questions(
 def _cell(
     answer: Answer | None,  # what a pattern made of a question
     score: float | None,  # its score
+    metric: str,  # what it is a score of
 ) -> Html:  # a cell of the table
     """Draw the cell of one question and one pattern."""
     if answer is None:
@@ -68,9 +69,8 @@ def _cell(
         return element("td", outcome_words(outcome), class_=f"cell outcome {kind}".strip(), title=told)
     if score is None:
         return element("td", "–", class_="cell none", title="not scored")
-    return element(
-        "td", format_score(score, 2), class_=f"cell s{shade_step(score)}", title=shorten(answer.text, 200)
-    )
+    shade = f"cell s{shade_step(score)}"
+    return element("td", format_score(score, 2, metric), class_=shade, title=shorten(answer.text, 200))
 
 # %% ../../nbs/06_dashboard/11_render_questions.ipynb #df8661f2
 def question_anchor(
@@ -122,7 +122,7 @@ def render_question_table(
         element(
             "tr",
             _question_head(state, key, key in linked),
-            [_cell(trial.answers.get(key), trial.question_score(key, wanted)) for trial in shown],
+            [_cell(trial.answers.get(key), trial.question_score(key, wanted), wanted) for trial in shown],
             class_="chosen" if key == chosen else None,
         )
         for key in ids[:rows]
@@ -179,7 +179,11 @@ def render_question(
         element(
             "tr",
             element("th", shorten(trial.name, 40), scope="row"),
-            element("td", format_score(trial.question_score(question_id, wanted)), class_="number strong"),
+            element(
+                "td",
+                format_score(trial.question_score(question_id, wanted), metric=wanted),
+                class_="number strong",
+            ),
             element("td", answer_text(answer), dir="auto"),
             element("td", format_seconds(answer.seconds), class_="number"),
         )

@@ -91,13 +91,22 @@ def _legs(
     return element("span", pairs, class_="legs quiet number")
 
 
+def _standing(
+    hit: Hit,  # a retrieved chunk
+) -> str:  # "chunk 3, passage 2 of the prompt"
+    """Say where a chunk stands in its document, and in the prompt where that is not its rank."""
+    place = f"chunk {hit.sequence_number}" if hit.sequence_number is not None else ""
+    read = f"passage {hit.prompt_place} of the prompt" if hit.prompt_place else ""
+    return ", ".join(filter(None, [place, read]))
+
+# %% ../../nbs/06_dashboard/12_render_retrieval.ipynb #616b8f3f
 def render_hit(
     hit: Hit,  # a retrieved chunk
     rank: int,  # its rank, from 1
     spans: Sequence[tuple[int, int, str]] = (),  # what to mark in its text
 ) -> Html:  # a card
     """Show one retrieved chunk."""
-    place = f"chunk {hit.sequence_number}" if hit.sequence_number is not None else None
+    said = _standing(hit)
     mark = tag("✓ evidence", "good") if hit.evidence else None
     if hit.evidence is None and hit.right_document:
         mark = tag("right document")
@@ -105,7 +114,7 @@ def render_hit(
         "header",
         element("b", f"{rank}."),
         element("span", shorten(hit.document_id, 80) or "unnamed", class_="strong"),
-        element("span", place, class_="quiet") if place else None,
+        element("span", said, class_="quiet") if said else None,
         mark,
         _legs(hit),
     )
@@ -166,7 +175,9 @@ def _answer_card(
 ) -> Html:  # question, answers and scores
     """Show the question, the right answer, and the answer with its scores."""
     scores = [
-        element("span", element("i", f"{shorten(key.rpartition(':')[2], 40)} "), format_score(score))
+        element(
+            "span", element("i", f"{shorten(key.rpartition(':')[2], 40)} "), format_score(score, metric=key)
+        )
         for key, score in answer.scores.items()
     ]
     rows = (("right", gold_text(answer.correct_answers)), ("answer", answer_text(answer)))
@@ -212,7 +223,9 @@ def render_question_details(
         trial = state.trial(pattern)
         answer = trial.answers.get(question_id) if trial is not None else None
         score = tag(
-            format_score(trial.question_score(question_id, state.metric)) if trial is not None else "–"
+            format_score(trial.question_score(question_id, state.metric), metric=state.metric)
+            if trial is not None
+            else "–"
         )
         outcome = answer_outcome(answer) if answer is not None else ""
         sources: list[Html] = []

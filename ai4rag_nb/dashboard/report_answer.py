@@ -16,7 +16,9 @@ from .ranking import leader
 from .render_leaderboard import SMALL_BENCHMARK, interval_text, render_settings
 from .safe_html import Html, element, shorten
 from .state import DashboardState, TrialState
-from ..evaluation.wording import made_up, no_interval, scored_questions
+from ..evaluation.wording import counted, made_up, no_interval, scored_questions
+from ..optimization.decision_facts import DecisionFacts
+from ..optimization.decision_text import tie_sentences, winner_sentences
 
 # %% ../../nbs/06_dashboard/17_report_answer.ipynb #5c700b13
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ReportFacts:
     notes: Sequence[str] = ()  # sentences to show under the answer, such as why nothing was held out
     places: Mapping[str, str] | None = None  # what lies where: "results" -> a path
     example: str | None = None  # the id of the question to show with its sources
+    decision: DecisionFacts | None = None  # what may be said about the choice; takes the place of `ties`
 
 
 def best_trial(
@@ -48,15 +51,16 @@ def score_sentence(
         extra.append(said if no_interval(score.low, score.high, score.count) else f"95 % interval {said}")
     if score.count is not None:
         outside = {"not_applicable": score.not_applicable, "unscored": score.lost}
+        outside["without_evidence"] = score.without_evidence
         extra.append(scored_questions({"name": score.name, "scores": {"n": score.count}, **outside}))
-    return format_score(score.mean) + (f" ({', '.join(extra)})" if extra else "")
+    return format_score(score.mean, metric=score.key) + (f" ({', '.join(extra)})" if extra else "")
 
 
 def tie_sentence(
     best: str,  # the best pattern's name
     ties: Sequence[Mapping[str, Any]] | None,  # what is as good; None when nobody compared
 ) -> str:  # a sentence
-    """Say which patterns may be as good as the best one."""
+    """Say which patterns are statistically as good as the best one."""
     if ties is None:
         return "Whether the next ones are really worse was not compared question by question."
     if not ties:
@@ -66,7 +70,7 @@ def tie_sentence(
     gaps = [gap for tie in ties if (gap := number(tie.get("difference"))) is not None]
     apart = f" (behind by {format_score(max(gaps))} at most)" if gaps else ""
     return (
-        f"As far as these questions can tell, {listed}{apart} may be just as good. "
+        f"Statistically as good, as far as these questions can tell: {listed}{apart}. "
         "Among equals, take the one with fewer or shorter chunks: its prompts are the cheapest."
     )
 
@@ -74,38 +78,52 @@ def tie_sentence(
 def _refusals(
     best: TrialState,  # the best pattern
     told: ReportFacts,  # what comes from outside the events
-) -> list[str]:  # sentences; none where every unanswerable question was declined
+) -> list[str]:  # sentences; none without unanswerable questions
     """Say which questions were answered that the documents do not answer."""
     sentences = []
     for where, scores in (("", best.scores), (" that the search never saw", told.held_out)):
         found = find_score(scores, "custom:right_refusal")
-        said = made_up(found.mean, found.count) if found is not None else ""
-        sentences += [f"It {said}{where}."] if said else []
+        if found is not None and found.count:
+            declined = f"declined all of {counted(found.count, 'unanswerable question')}"
+            sentences.append(f"It {made_up(found.mean, found.count) or declined}{where}.")
     return sentences
 
 
+def _scores(
+    state: DashboardState,  # the run
+    best: TrialState,  # the best pattern
+    told: ReportFacts,  # what comes from outside the events
+) -> list[str]:  # sentences
+    """Say what the best pattern scores."""
+    if told.decision is not None:
+        return winner_sentences(told.decision)[1:]
+    score, held_out = best.score(state.metric), find_score(told.held_out, state.metric)
+    name, said = state.metric.rpartition(":")[2] or "score", []
+    if held_out is not None:
+        said.append(f"On questions that the search never saw, its {name} is {score_sentence(held_out)}.")
+    if score is not None:
+        said.append(f"On the questions of the search its {name} is {score_sentence(score)}.")
+    if held_out is None and not any("held out" in note for note in told.notes):
+        said.append(
+            "No questions were held out; expect somewhat less on new ones: the best of many is partly luck."
+        )
+    return said
+
+# %% ../../nbs/06_dashboard/17_report_answer.ipynb #de35a214
 def _sureness(
     state: DashboardState,  # the run
     best: TrialState,  # the best pattern
     told: ReportFacts,  # what comes from outside the events
 ) -> list[str]:  # sentences
     """Say how sure the choice is."""
-    score, sentences = best.score(state.metric), []
-    name = state.metric.rpartition(":")[2] or "score"
-    held_out = find_score(told.held_out, state.metric)
-    if held_out is not None:
-        sentences.append(f"On questions that the search never saw, its {name} is {score_sentence(held_out)}.")
-    if score is not None:
-        sentences.append(f"On the questions of the search its {name} is {score_sentence(score)}.")
-    sentences += _refusals(best, told)
-    if held_out is None and not any("held out" in note for note in told.notes):
-        sentences.append(
-            "No questions were held out; expect somewhat less on new ones: the best of many is partly luck."
-        )
-    counts = [found.count for found in (score, held_out) if found is not None and found.count is not None]
+    sentences = [*_scores(state, best, told), *_refusals(best, told)]
+    found = (best.score(state.metric), find_score(told.held_out, state.metric))
+    counts = [score.count for score in found if score is not None and score.count is not None]
     said = any(f"fewer than {SMALL_BENCHMARK}" in note for note in told.notes)
     if counts and counts[0] < SMALL_BENCHMARK and not said:
         sentences.append(f"Fewer than {SMALL_BENCHMARK} questions ({counts[0]}): differences may be chance.")
+    if told.decision is not None:
+        return [*sentences, *tie_sentences(told.decision)[:1]]
     return [*sentences, tie_sentence(best.name, told.ties)]
 
 # %% ../../nbs/06_dashboard/17_report_answer.ipynb #c865184f

@@ -141,15 +141,19 @@ def check_separator(
     if not isinstance(separator, str) or not separator:
         raise BenchmarkError(f"The separator is {separator!r}.", remedy="Give a text such as '|'.")
 
-# %% ../../nbs/03_evaluation/01a_benchmark_tables.ipynb #5ab8803b
-_NAMES = ("question", "correct_answers", "correct_answer_document_keys", "id", "evidence", "answerable")
-_OPTIONAL = {"id": None, "evidence": (), "answerable": None}  # what an empty list stands for
+# %% ../../nbs/03_evaluation/01a_benchmark_tables.ipynb #23ee8ced
+_NAMES = (
+    *("question", "correct_answers", "correct_answer_document_keys"),
+    *("id", "evidence", "answerable", "spans"),
+)
+_OPTIONAL = {"id": None, "evidence": (), "answerable": None, "spans": ()}  # what an empty list stands for
 
 
 def column_records(
-    *given: Any,  # the columns in the order of the names above
+    *given: Any,  # the columns in the order of the names above; optional ones at the end may be left out
 ) -> list[dict[str, Any]]:  # one record for each question
     """Turn parallel lists into records."""
+    given += ((),) * (len(_NAMES) - len(given))
     columns = {
         name: [] if values is None and name in _OPTIONAL else plain_list(values, name)
         for name, values in zip(_NAMES, given, strict=True)

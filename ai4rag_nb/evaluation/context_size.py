@@ -25,12 +25,11 @@ _DECIMALS = 12
 def rank_key(
     mean: float,  # the mean that is ranked by, higher is better
     tokens: float | None,  # context tokens a question; None when they are not known
-    calls: float = 1.0,  # calls to a model a question
     iteration: int = 0,  # when it was tried
-) -> tuple[float, float, float, int]:  # smaller is better
+) -> tuple[float, float, int]:  # smaller is better
     """Give what a ranking is sorted by."""
     size = float("inf") if tokens is None else round(tokens, 6)
-    return -round(mean, _DECIMALS), size, calls, iteration
+    return -round(mean, _DECIMALS), size, iteration
 
 
 def same_score(

@@ -5,22 +5,16 @@
 # %% auto #0
 __all__ = ['doubtful_records', 'composed_names']
 
-# %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #be09c22d
+# %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #26c759f4
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..foundations.errors import BenchmarkError
+from .wording import listed
 from ..foundations.texts import normalise
 
-# %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #59e3ec1d
-def _named(
-    names: Sequence[str],  # what is listed
-) -> str:  # the first five
-    """List the first few of many."""
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
+# %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #b92bd94f
 def doubtful_records(
     questions_ids: Sequence[str],  # the names of the questions
     questions: Sequence[str],  # what is asked
@@ -35,12 +29,12 @@ def doubtful_records(
     groups = [" and ".join(found.values()) for found in alike.values() if len(found) > 1]
     notes = []
     if groups:
-        notes.append(f"Questions differ only in case or white space, and each counts: {_named(groups)}.")
+        notes.append(f"Questions differ only in case or white space, and each counts: {listed(groups)}.")
     records = zip(questions_ids, answerable, correct_answers, strict=True)
     unused = [identifier for identifier, possible, answers in records if answers and not possible]
     if unused:
         said = "have correct answers and are marked as not answerable; these answers are not used"
-        notes.append(f"{len(unused)} questions {said}: {_named(unused)}.")
+        notes.append(f"{len(unused)} questions {said}: {listed(unused)}.")
     return notes
 
 # %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #735956f1

@@ -13,10 +13,11 @@ from typing import Any
 from .benchmark import BenchmarkData
 from .evidence import EvidenceItem, Passage, items_found
 from ..foundations.errors import EvaluationError
+from ..querying.context_order import retrieval_order
 from ..querying.generation import is_refusal
 
 # %% auto #0
-__all__ = ['EvaluationData', 'judge_hits', 'right_documents', 'build_evaluation_data']
+__all__ = ['EvaluationData', 'judge_hits', 'right_documents', 'ranked_chunks', 'build_evaluation_data']
 
 # %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #fb01b51b
 _LIBRARY_FIELDS = (
@@ -24,23 +25,28 @@ _LIBRARY_FIELDS = (
     *("ground_truths_context_ids", "question_id"),
 )
 
-# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #1e5521be
+# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #c0873466
 @dataclass(frozen=True)
 class EvaluationData:
     """Hold one answered question and what is known about it."""
 
     question: str  # what was asked
-    answer: str | None  # what the pipeline said; None when it failed
+    answer: str | None  # what the pipeline said, without its own marks; None when it failed
     contexts: list[str]  # the retrieved texts, best first
     context_ids: list[str]  # the documents they are from
     ground_truths: list[str]  # answers that count as correct
     ground_truths_context_ids: list[str]  # documents that hold the answer
     question_id: str  # the question's name in the benchmark
     context_spans: list[tuple[int | None, int | None]] = field(default_factory=list)  # places of the contexts
+    context_parts: list[tuple[tuple[int, int], ...]] = field(default_factory=list)  # what is left of them
     evidence: tuple[EvidenceItem, ...] = ()  # passages that hold the answer, with their places
     answerable: bool = True  # false when the documents do not answer it
     refused: bool = False  # true when the pipeline declined to answer
     error: str | None = None  # why there is no answer
+    model: str | None = None  # who answered, for prices
+    timings: Mapping[str, float | None] = field(default_factory=dict)  # seconds: "retrieval", "generation"
+    tokens: Mapping[str, int | None] = field(default_factory=dict)  # of the answer: "prompt", "completion"
+    stages: tuple[Mapping[str, Any], ...] = ()  # what each stage took, as the trace of an answer has it
 
     def to_dict(self) -> dict[str, Any]:
         """Give the seven fields that metric libraries know."""
@@ -50,8 +56,9 @@ class EvaluationData:
     def passages(self) -> list[Passage]:
         """Give the retrieved texts with their places."""
         spans = self.context_spans or [(None, None)] * len(self.contexts)
-        rows = zip(self.context_ids, spans, self.contexts, strict=True)
-        return [Passage(name, start, end, text) for name, (start, end), text in rows]
+        parts = self.context_parts or [()] * len(self.contexts)
+        rows = zip(self.context_ids, spans, self.contexts, parts, strict=True)
+        return [Passage(str(name), start, end, text, left) for name, (start, end), text, left in rows]
 
     @property
     def found_evidence(self) -> tuple[EvidenceItem, ...]:
@@ -75,10 +82,13 @@ def right_documents(
     """Tell which retrieved contexts are from a correct document."""
     return [name in data.ground_truths_context_ids for name in data.context_ids]
 
-# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #947987b3
+# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #2ed7dca4
+_Place = tuple[int | None, int | None]
+
+
 def _chunk_parts(
     chunk: Any,  # a chunk with `text` and `metadata`, or a mapping with the same
-) -> tuple[str, str, tuple[int | None, int | None]]:  # text, document, place
+) -> tuple[str, str, _Place, tuple[tuple[int, int], ...]]:  # text, document, place, what is left of it
     """Take what is needed from a retrieved chunk."""
     if isinstance(chunk, Mapping):
         text, metadata = chunk.get("text", chunk.get("page_content", "")), chunk.get("metadata", chunk)
@@ -86,10 +96,33 @@ def _chunk_parts(
         text, metadata = getattr(chunk, "text", None), chunk.metadata
         text = getattr(chunk, "page_content", "") if text is None else text
     place = (metadata.get("start_index"), metadata.get("end_index"))
-    name = unicodedata.normalize("NFC", str(metadata["document_id"]))  # as the keys of benchmarks are
-    return text, name, (None, None) if None in place else place
+    given = metadata.get("document_id")  # unknown where other systems do not say it
+    name = "" if given is None else unicodedata.normalize("NFC", str(given))  # as the keys of benchmarks are
+    left = tuple((int(start), int(end)) for start, end in metadata.get("kept_spans") or ())
+    return text, name, (None, None) if None in place else place, left
 
-# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #2d58808c
+# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #0fdbd56f
+def _answer_parts(
+    response: Mapping[str, Any],  # what the pipeline gave for one question
+) -> tuple[str | None, str | None]:  # the answer, or why there is none
+    """Take the answer of a response."""
+    answer, error = response.get("answer"), response.get("error")
+    if not error and not isinstance(answer, str):
+        error = "no answer was given" if answer is None else f"the answer is a {type(answer).__name__}"
+    plain = response.get("plain_answer")  # without the citations and the caution that a pipeline put in
+    said = plain if isinstance(plain, str) else answer
+    return None if error else said, str(error) if error else None
+
+
+def ranked_chunks(
+    response: Mapping[str, Any],  # what the pipeline gave for one question
+) -> list[Any]:  # its chunks, best first
+    """Give the chunks of a response in the order of the retrieval, whatever their order in the prompt."""
+    chunks = list(response.get("reference_documents") or [])
+    told = [one.get("metadata") if isinstance(one, Mapping) else one.metadata for one in chunks]
+    return [chunks[place] for place in retrieval_order([metadata or {} for metadata in told])]
+
+# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #64c4a1d7
 def _join(
     response: Mapping[str, Any],  # what the pipeline gave for one question
     benchmark_data: BenchmarkData,  # the questions
@@ -104,35 +137,36 @@ def _join(
             f"Response {number} answers '{answered}', but the question is '{question[:60]}'.",
             remedy="Give the responses in the order of the benchmark.",
         )
-    parts = [_chunk_parts(chunk) for chunk in response.get("reference_documents") or []]
-    answer, error = response.get("answer"), response.get("error")
-    if not isinstance(answer, str):
-        error = error or (
-            "no answer was given" if answer is None else f"the answer is a {type(answer).__name__}"
-        )
-        answer = None
+    parts = [_chunk_parts(chunk) for chunk in ranked_chunks(response)]
+    answer, error = _answer_parts(response)
     refused = response.get("refused")
     return EvaluationData(
         question=question,
-        answer=None if error else answer,
-        contexts=[text for text, _, _ in parts],
-        context_ids=[name for _, name, _ in parts],
+        answer=answer,
+        contexts=[text for text, *_ in parts],
+        context_ids=[name for _, name, *_ in parts],
         ground_truths=list(benchmark_data.correct_answers[number]),
         ground_truths_context_ids=list(benchmark_data.document_keys[number]),
         question_id=benchmark_data.questions_ids[number],
-        context_spans=[span for _, _, span in parts],
+        context_spans=[span for _, _, span, _ in parts],
+        context_parts=[left for *_, left in parts],
         evidence=evidence,
         answerable=benchmark_data.answerable[number],
         refused=not error and (is_refusal(answer or "") if refused is None else bool(refused)),
-        error=str(error) if error else None,
+        error=error,
+        model=response.get("model"),
+        timings=dict(response.get("timings") or {}),
+        tokens=dict(response.get("tokens") or {}),
+        stages=tuple(response.get("trace") or ()),
     )
 
-# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #e669b6a1
+# %% ../../nbs/03_evaluation/08_evaluation_data.ipynb #239b95cd
 def build_evaluation_data(
     benchmark_data: BenchmarkData,  # the questions
     inference_response: Sequence[Mapping[str, Any]],  # one response for each question, in their order
     evidence: Sequence[tuple[EvidenceItem, ...]]
     | None = None,  # places, as `BenchmarkReport.evidence` has them
+    model: str | None = None,  # who answered, where the responses do not say it
 ) -> list[EvaluationData]:  # one record for each question
     """Join the answers of a pipeline with the benchmark."""
     count = len(benchmark_data)
@@ -141,5 +175,6 @@ def build_evaluation_data(
     places = evidence if evidence else [()] * count
     if len(places) != count:
         raise EvaluationError(f"There are {count} questions and evidence for {len(places)}.")
-    rows = zip(inference_response, places, strict=True)
+    responses = [{"model": model, **response} for response in inference_response]
+    rows = zip(responses, places, strict=True)
     return [_join(response, benchmark_data, number, items) for number, (response, items) in enumerate(rows)]

@@ -53,7 +53,7 @@ def locate_evidence(
         located.append(tuple(items))
     return located
 
-# %% ../../nbs/03_evaluation/02_evidence.ipynb #7dea5bb0
+# %% ../../nbs/03_evaluation/02_evidence.ipynb #5ffd06c8
 @dataclass(frozen=True)
 class Passage:
     """Hold what a retrieval returned: a text and, where known, its place."""
@@ -62,6 +62,14 @@ class Passage:
     start: int | None = None  # position of its first character in the document, where known
     end: int | None = None  # position behind its last character, where known
     text: str = ""  # its text; used where the place is not known
+    parts: tuple[tuple[int, int], ...] = ()  # what is left of that place, where it was shortened
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Give the stretches of the document that it holds."""
+        if self.start is None or self.end is None:
+            return ()
+        return self.parts or ((self.start, self.end),)
 
 
 def overlap(
@@ -69,11 +77,11 @@ def overlap(
     span: Span,  # a stretch of a document
 ) -> int:  # characters that both hold
     """Count the characters that a passage shares with a span."""
-    if passage.start is None or passage.end is None or passage.document_id != span.document_id:
+    if passage.document_id != span.document_id:
         return 0
-    return max(0, min(passage.end, span.end) - max(passage.start, span.start))
+    return sum(max(0, min(end, span.end) - max(start, span.start)) for start, end in passage.stretches)
 
-# %% ../../nbs/03_evaluation/02_evidence.ipynb #0a1bf76d
+# %% ../../nbs/03_evaluation/02_evidence.ipynb #fd6915d7
 def covers(
     passage: Passage,  # what was retrieved
     item: EvidenceItem,  # what it should bring
@@ -87,9 +95,10 @@ def covers(
             return False
         retrieved, wanted = normalise(passage.text), normalise(item.text)
         return bool(retrieved) and (wanted in retrieved or retrieved in wanted)
+    length = sum(end - start for start, end in passage.stretches)
     for span in item.spans:
         shared = overlap(passage, span)
-        if shared and (2 * shared >= span.end - span.start or shared == passage.end - passage.start):
+        if shared and (2 * shared >= span.end - span.start or shared == length):
             return True
     return False
 
@@ -104,18 +113,18 @@ def items_found(
         for passage in passages
     ]
 
-# %% ../../nbs/03_evaluation/02_evidence.ipynb #93f9e8f9
+# %% ../../nbs/03_evaluation/02_evidence.ipynb #dcb8b114
 def _covered_characters(
     passages: Sequence[Passage],  # what was retrieved
     span: Span,  # one occurrence of an item
 ) -> int:  # characters of the span that stand in at least one passage
     """Count the characters of a span that the passages hold together."""
     covered, reached = 0, span.start
-    for passage in sorted(passages, key=lambda one: one.start or 0):
-        if overlap(passage, span) and passage.start is not None and passage.end is not None:
-            start, end = max(passage.start, reached), min(passage.end, span.end)
-            covered += max(0, end - start)
-            reached = max(reached, end)
+    own = [part for one in passages if one.document_id == span.document_id for part in one.stretches]
+    for first, last in sorted(own):
+        start, end = max(first, reached), min(last, span.end)
+        covered += max(0, end - start)
+        reached = max(reached, end)
     return covered
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['answer_words', 'WordCounter', 'TokenScores', 'token_overlap', 'best_overlap', 'letter_pairs']
+__all__ = ['answer_words', 'WordCounter', 'TokenScores', 'token_overlap', 'best_overlap']
 
 # %% ../../nbs/03_evaluation/05_token_scores.ipynb #aae6759c
 _PUNCTUATION = string.punctuation.encode()
@@ -106,14 +106,3 @@ def best_overlap(
         max(scores.recall for scores in found),
         max(scores.f1 for scores in found),
     )
-
-# %% ../../nbs/03_evaluation/05_token_scores.ipynb #c6478725
-def letter_pairs(
-    text: str,  # any text
-) -> list[str]:  # pairs of neighbouring letters, and single letters that stand alone
-    """Split a text into overlapping pairs of letters, word by word."""
-    pairs = []
-    for word in answer_words(text):
-        letters = "".join(letter for letter in word if letter.isalnum())
-        pairs += [letters[place : place + 2] for place in range(max(1, len(letters) - 1))] if letters else []
-    return pairs

@@ -6,8 +6,8 @@
 __all__ = ['Failure', 'AI4RAGError', 'failure_of', 'prevailing', 'InputError', 'DocumentError', 'BenchmarkError',
            'SearchSpaceError', 'ModelSettingsError', 'RunFolderError', 'NotAvailableError', 'IndexingError',
            'GenerationError', 'EvaluationError', 'VectorStoreInitializationError', 'FailedIterationError',
-           'StorageError', 'LockedStoreError', 'DamagedStoreError', 'DamagedCollectionError', 'StoppedError',
-           'nearest_names', 'suggestion']
+           'StorageError', 'LockedStoreError', 'DamagedStoreError', 'DamagedCollectionError', 'LostStoreError',
+           'StoppedError', 'nearest_names', 'suggestion']
 
 # %% ../../nbs/00_foundations/01_errors.ipynb #48559943
 import difflib
@@ -125,6 +125,12 @@ class DamagedStoreError(VectorStoreInitializationError):
 
 class DamagedCollectionError(VectorStoreInitializationError):
     """Report one collection that cannot be read, in a store that can."""
+
+# %% ../../nbs/00_foundations/01_errors.ipynb #cf308938
+class LostStoreError(IndexingError, StorageError):
+    """Report a store that was open and does not answer any more; what it holds is kept there."""
+
+    failure = Failure.STORE
 
 # %% ../../nbs/00_foundations/01_errors.ipynb #361cd4b5
 class StoppedError(AI4RAGError):

@@ -134,9 +134,15 @@ class StatusChanged(Event):
     message: str  # one sentence
     step: ExperimentStep  # the stage that it belongs to
 
-# %% ../../nbs/00_foundations/04_events.ipynb #749954cd
+# %% ../../nbs/00_foundations/04_events.ipynb #cc449e4f
 class BaseEventHandler:
     """Listen to an experiment; override the methods you need."""
+
+    def before_run(
+        self,
+        run: str,  # a key that changes with everything the results depend on, but not with the budget
+    ) -> None:
+        """Look at a run before anything is paid; an `InputError` refuses it."""
 
     def on_status_change(
         self,

@@ -16,9 +16,10 @@ from .paths import is_special
 
 # %% ../../nbs/00_foundations/06_settings.ipynb #53f06ad2
 MOST_THREADS = 1000  # questions that may be answered at the same time
+_MOST = {"inference_max_threads": MOST_THREADS, "test_ties": 5}
 _LEAST = {
     **{"max_evals": 1, "n_random_nodes": 1, "inference_max_threads": 1, "request_retries": 0},
-    **{"request_timeout_seconds": 0.01, "repaints_per_second": 0.01, "test_share": 0.0},
+    **{"request_timeout_seconds": 0.01, "repaints_per_second": 0.01, "test_share": 0.0, "test_ties": 0},
 }
 
 
@@ -34,8 +35,9 @@ def check_setting(
     least = _LEAST.get(name)
     if least is not None and not value >= least:
         raise InputError(f"The setting {name} is {value}.", remedy=f"Give at least {least}.")
-    if name == "inference_max_threads" and value > MOST_THREADS:
-        raise InputError(f"The setting {name} is {value}.", remedy=f"Give at most {MOST_THREADS}.")
+    most = _MOST.get(name)
+    if most is not None and value > most:
+        raise InputError(f"The setting {name} is {value}.", remedy=f"Give at most {most}.")
     if name == "test_share" and value >= 1:
         raise InputError(f"The setting {name} is {value}.", remedy="Give less than 1.")
 
@@ -54,6 +56,7 @@ class Settings:
     request_retries: int = 3  # how often a failed request is tried again
     optimization_metric: str = "overall_score"  # what is maximised
     test_share: float = 0.3  # share of the questions kept for the final report
+    test_ties: int = 5  # configurations as good as the leader that are asked those questions, at most
     repaints_per_second: float = 5.0  # how often a dashboard is painted at most
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ..foundations.errors import InputError
+from ..foundations.errors import IndexingError, InputError
 from .bm25 import words_of
 from ai4rag_nb.indexing.bm25_statistics import (
     MOST_WORDS,
@@ -25,7 +25,8 @@ from .store_backend import FoundRows, SearchBackend, SparseVector
 from .store_checks import MAXIMUM_BATCH_ROWS, StoredRow
 
 # %% auto #0
-__all__ = ['KeywordReading', 'KeywordIndex', 'begin_change', 'reweigh_rows', 'rebuild', 'write_statistics']
+__all__ = ['KeywordReading', 'KeywordDraft', 'KeywordIndex', 'begin_change', 'check_turn', 'reweigh_rows', 'rebuild',
+           'write_statistics']
 
 # %% ../../nbs/01_indexing/13e_bm25_index.ipynb #2dfeac10
 class KeywordReading:
@@ -44,12 +45,11 @@ class KeywordReading:
     def refresh(self) -> KeywordStatistics:  # the statistics as they are in the store now
         """Read the statistics again when somebody has changed them."""
         with self.lock:
-            state = read_state(self.store._read_notes(["bm25"]))
-            if state.generation != self.state.generation or not state.generation:
+            note = self.store._read_notes(["bm25"]).get("bm25")
+            if note is None or note != self.notes.get("bm25"):
                 self.notes = self.store._read_notes()
                 self.statistics = read_statistics(self.notes, self.store.collection_name)
-                state = read_state(self.notes)
-            self.state = state
+            self.state = read_state(self.notes)
             return self.statistics
 
     def hits(
@@ -92,27 +92,59 @@ def _check_size(
 _WRITERS: dict[str, threading.RLock] = {}  # collection -> held by the thread that changes it
 
 
-class KeywordIndex(KeywordReading):
-    """Keep the keyword weights of a collection right."""
+class KeywordDraft(KeywordReading):
+    """Let one writer at a time change the statistics of a collection."""
 
-    written: set[str]  # keys that the change under way has written with new weights
+    def __init__(
+        self,
+        store: SearchBackend,  # the store, with keyword="bm25"
+    ) -> None:
+        super().__init__(store)
+        self.draft = KeywordReading(store)  # what the change under way writes
+        self.written: set[str] = set()  # keys that it has written with new weights
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other writers out, and those of other processes where the store can."""
+        with _WRITERS.setdefault(self.store.collection_name, threading.RLock()), self.store._alone():
+            yield
+
+    @contextmanager
+    def drafting(self) -> Iterator[KeywordReading]:  # the statistics that are changed
+        """Surround a change of the statistics, and take them over behind it."""
+        with self.alone():
+            try:
+                self.written = set()
+                yield self.draft
+            except BaseException:
+                self.draft.notes = {}  # nobody knows what of them is there
+                raise
+            with self.lock:
+                draft = self.draft
+                self.notes, self.statistics, self.state = draft.notes, draft.statistics, draft.state
+
+# %% ../../nbs/01_indexing/13e_bm25_index.ipynb #76f7c766
+class KeywordIndex(KeywordDraft):
+    """Keep the keyword weights of a collection right."""
 
     @contextmanager
     def changing(
         self,
         coming: Sequence[StoredRow] = (),  # rows that are going to be there with these texts
-        going: Sequence[str] = (),  # keys of rows that are going to be deleted
+        going: Sequence[
+            str
+        ] = (),  # keys of rows that are going to be deleted; those that are gone are no fault
     ) -> Iterator[None]:
         """Surround a change of rows by what it changes in the statistics."""
         for row in coming:
             _check_size(len(set(words_of(row.text))), f"The text of {row.place}")
-        with _WRITERS.setdefault(self.store.collection_name, threading.RLock()):
-            self.written = set()
+        with self.drafting() as draft:
             left = begin_change(self, coming, going)
             yield
             if left:
                 reweigh_rows(self)
-            write_statistics(self, KeywordState(self.state.generation))
+            check_turn(draft)
+            write_statistics(draft, KeywordState(draft.state.generation))
 
     def vectors(
         self,
@@ -120,53 +152,70 @@ class KeywordIndex(KeywordReading):
     ) -> list[SparseVector]:  # their weights
         """Weigh the words of rows."""
         self.written |= {row.key for row in rows}
-        return [chunk_vector(self.statistics, row.text) for row in rows]
+        return [chunk_vector(self.draft.statistics, row.text) for row in rows]
 
-# %% ../../nbs/01_indexing/13e_bm25_index.ipynb #84f27b63
+# %% ../../nbs/01_indexing/13e_bm25_index.ipynb #5285cc75
 def begin_change(
-    index: KeywordIndex,  # the index
+    index: KeywordDraft,  # the index, in its turn
     coming: Sequence[StoredRow],  # rows that are going to be there
     going: Sequence[str],  # keys of rows that are going to be deleted
 ) -> bool:  # whether the weights of rows that are not written have to follow
     """Count a change into the statistics and write them as they will be."""
-    statistics, broken = index.refresh().copy(), index.state
-    if broken.writing:
+    draft = index.draft
+    statistics, broken = draft.refresh().copy(), draft.state
+    wrong = not broken.writing and statistics.chunks != index.store.count()
+    if broken.writing or wrong:
         _recount(index.store, statistics)
     if statistics.chunks:
         statistics.count(_texts(index.store, [*(row.key for row in coming), *going]), -1)
     statistics.count(row.text for row in coming)
-    left = statistics.settle_mean() or broken.reweighing
-    index.statistics = statistics
-    write_statistics(index, KeywordState(broken.generation + 1, True, left))
+    left = statistics.settle_mean() or broken.reweighing or wrong
+    draft.statistics = statistics
+    write_statistics(draft, KeywordState(broken.generation + 1, True, left))
     return left
 
 
+def check_turn(
+    draft: KeywordReading,  # the statistics at the end of a change
+) -> None:
+    """Refuse to call a change done into which another process has written."""
+    kept = draft.store._read_notes(["bm25"]).get("bm25")
+    if kept == draft.notes["bm25"] and draft.store.count() == draft.statistics.chunks:
+        return
+    write_statistics(draft, KeywordState(draft.state.generation, True, True))
+    raise IndexingError(
+        f"Another process changed '{draft.store.collection_name}' meanwhile: keyword weights may be wrong.",
+        remedy="Let one process write at a time, and call refresh_keywords().",
+    )
+
+# %% ../../nbs/01_indexing/13e_bm25_index.ipynb #02e74250
 def reweigh_rows(
-    index: KeywordIndex,  # the index, in a change
+    index: KeywordDraft,  # the index, in a change
 ) -> int:  # how many rows were weighed
     """Write the weights of all rows that the change has not written."""
-    keys = [key for key, _, _ in index.store._inventory() if key not in index.written]
+    statistics, store = index.draft.statistics, index.store
+    keys = [key for key, _, _ in store._inventory() if key not in index.written]
     for start in range(0, len(keys), MAXIMUM_BATCH_ROWS):
-        rows = index.store._fetch(keys[start : start + MAXIMUM_BATCH_ROWS])
-        index.store._reweigh({key: chunk_vector(index.statistics, row.text) for key, row in rows.items()})
+        rows = store._fetch(keys[start : start + MAXIMUM_BATCH_ROWS])
+        store._reweigh({key: chunk_vector(statistics, row.text) for key, row in rows.items()})
     if keys:
-        index.store._settle()
+        store._settle()
     return len(keys)
 
-# %% ../../nbs/01_indexing/13e_bm25_index.ipynb #54ba3dac
+
 def rebuild(
-    index: KeywordIndex,  # the index
+    index: KeywordDraft,  # the index
 ) -> int:  # how many rows were weighed
     """Count all words and write all weights anew, as a fresh load would."""
-    with _WRITERS.setdefault(index.store.collection_name, threading.RLock()):
-        statistics, generation = index.refresh().copy(), index.state.generation + 1
+    with index.drafting() as draft:
+        statistics, generation = draft.refresh().copy(), draft.state.generation + 1
         _recount(index.store, statistics)
         statistics.mean = 0.0
         statistics.settle_mean()
-        index.statistics, index.written = statistics, set()
-        write_statistics(index, KeywordState(generation, True, True))
+        draft.statistics = statistics
+        write_statistics(draft, KeywordState(generation, True, True))
         weighed = reweigh_rows(index)
-        write_statistics(index, KeywordState(generation))
+        write_statistics(draft, KeywordState(generation))
         return weighed
 
 # %% ../../nbs/01_indexing/13e_bm25_index.ipynb #cad79c1c
@@ -175,7 +224,7 @@ def write_statistics(
     state: KeywordState,  # the state that goes with its statistics
 ) -> None:
     """Write the notes that have changed, the state last."""
-    with index.lock:
+    with index.lock, index.store._together():
         wanted = statistics_notes(index.statistics, state)
         changed = {name: note for name, note in wanted.items() if index.notes.get(name) != note}
         last = {"bm25": changed.pop("bm25", wanted["bm25"])}

@@ -5,6 +5,7 @@
 # %% ../../nbs/01_indexing/13c_bm25_statistics.ipynb #b3a8a6b5
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -68,6 +69,12 @@ def chunk_vector(
 ) -> dict[int, float]:  # number of a word -> its weight; {0: 1.0} when there is no word
     """Make the sparse vector of a chunk."""
     weights = chunk_weights(Counter(words_of(text)), statistics.mean)
+    unknown = next((word for word in weights if word not in statistics.numbers), None)
+    if unknown is not None:
+        raise IndexingError(
+            f"A chunk holds '{unknown}', which was never counted: somebody else wrote to the collection.",
+            remedy="Let one process write at a time, and call refresh_keywords().",
+        )
     return {statistics.numbers[word]: weight for word, weight in weights.items()} or {0: 1.0}
 
 
@@ -79,13 +86,13 @@ def question_vector(
     vector: dict[int, float] = {}
     for word, times in Counter(words_of(question)).items():
         number = statistics.numbers.get(word, 0)
-        if statistics.holders[number]:
-            vector[number] = times * rarity(max(statistics.chunks, 1), statistics.holders[number])
+        holders = statistics.holders[number]
+        if holders > 0:
+            vector[number] = times * rarity(max(statistics.chunks, holders), holders)
     return vector
 
-# %% ../../nbs/01_indexing/13c_bm25_statistics.ipynb #8d5ef4c2
-_PIECE_BYTES = 50_000
-_STATE = "bm25"
+# %% ../../nbs/01_indexing/13c_bm25_statistics.ipynb #c76d7db9
+_PIECE_BYTES, _STATE = 50_000, "bm25"
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,8 @@ def statistics_notes(
         piece = {"words": words[first - 1 : behind - 1], "holders": statistics.holders[first:behind]}
         notes[f"{_STATE}_{place:06d}"] = json.dumps(piece, ensure_ascii=False)
     counts = {"chunks": statistics.chunks, "words": statistics.words, "mean": statistics.mean}
-    kept = {**vars(state), **counts, "pieces": len(pieces), "k1": K1, "b": B}
+    digest = hashlib.sha256("".join(notes.values()).encode()).hexdigest()[:16]
+    kept = {**vars(state), **counts, "pieces": len(pieces), "digest": digest, "k1": K1, "b": B}
     return {**notes, _STATE: json.dumps(kept)}
 
 # %% ../../nbs/01_indexing/13c_bm25_statistics.ipynb #355d1c57

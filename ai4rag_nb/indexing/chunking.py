@@ -17,30 +17,22 @@ from docling_core.types.doc.document import DoclingDocument
 from ..foundations.chunks import AI4RAGChunk
 from ..foundations.errors import InputError, suggestion
 from ..foundations.texts import is_blank
+from .given_values import check_counter, check_size
 from .source import check_documents, document_text
 from .tokens import CharacterCounter, TokenCounter
 
 # %% auto #0
 __all__ = ['ChunkerType', 'BaseChunker', 'register_chunker', 'chunking_methods', 'get_chunker', 'ChunkReport', 'check_chunks']
 
-# %% ../../nbs/01_indexing/06_chunking.ipynb #32618b66
-_SMALLEST = 8  # tokens of text that must fit into a chunk at least
-
-
+# %% ../../nbs/01_indexing/06_chunking.ipynb #49b29010
 def _check_sizes(
     chunker: BaseChunker,  # a chunker that is being made
 ) -> None:
     """Refuse sizes that cannot work."""
     size, overlap = chunker.chunk_size, chunker.chunk_overlap
-    for name, value in (("chunk_size", size), ("chunk_overlap", overlap)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name} must be a whole number of tokens, not {value!r}.")
-    smallest = chunker.token_counter.special_tokens + _SMALLEST
-    if size < smallest:
-        raise InputError(
-            f"chunk_size {size} is too small.",
-            remedy=f"Use at least {smallest} tokens; 64 is a good smallest size.",
-        )
+    check_size(size, "chunk_size", check_counter(chunker.token_counter).special_tokens)
+    if isinstance(overlap, bool) or not isinstance(overlap, int):
+        raise InputError(f"chunk_overlap must be a whole number of tokens, not {overlap!r}.")
     if not 0 <= overlap < size:
         raise InputError(
             f"chunk_overlap {overlap} does not fit chunk_size {size}.",
@@ -140,6 +132,9 @@ def get_chunker(
     | None = None,  # counts as the embedding model does; None: four characters a token
 ) -> BaseChunker:  # the chunker, ready to use
     """Make the chunker that a name and sizes stand for."""
+    if not isinstance(chunking_method, str):
+        said = f"{chunking_method!r} is no name of a chunking method."
+        raise InputError(said, remedy=f"Known are {', '.join(chunking_methods())}.")
     if chunking_method not in _REGISTERED and chunking_method in _BUILT_IN:
         importlib.import_module(_BUILT_IN[chunking_method])
     if chunking_method not in _REGISTERED:

@@ -87,7 +87,7 @@ def _first_fault(
     place = ".".join(str(part) for part in fault["loc"] if not str(part)[:1].isupper())
     return f"{place}: {fault['msg']}" if place else fault["msg"]
 
-# %% ../../nbs/01_indexing/03c_conversion.ipynb #022e8f1f
+# %% ../../nbs/01_indexing/03c_conversion.ipynb #34e141ee
 def _docling_json(
     decoded: DecodedText,  # the text of a JSON file
     name: str,  # the name of the document
@@ -98,7 +98,7 @@ def _docling_json(
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"it is broken JSON ({error})") from error
     if not isinstance(value, dict) or value.get("schema_name") != "DoclingDocument":
-        raise DocumentError("it is JSON, but not a DoclingDocument")
+        raise DocumentError("it is JSON, but not a DoclingDocument; write what it tells as Markdown or text")
     removed = 0
     if "\\u0000" in decoded.text or "\\ud" in decoded.text.casefold():
         value, removed = _clean_values(value)
@@ -128,7 +128,7 @@ _PACKAGES = {
     "docling": ["docling"],
     "pdf": ["docling", "pypdfium2"],
 }
-_OWN_VERSION = 2  # raised whenever one of our readers reads differently
+_OWN_VERSION = 4  # raised whenever one of our readers reads differently
 _CACHE_KIND = "documents"
 
 

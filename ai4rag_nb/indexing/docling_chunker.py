@@ -25,6 +25,7 @@ from .pieces import Piece, block_pieces
 from .small_windows import Part, fit_together, head_spans, joined_windows, settled
 from .source import Block, with_source
 from .windows import TextMeasure, Window, pack_pieces
+from .wordless_windows import with_words
 
 # %% auto #0
 __all__ = ['heading_title', 'table_heads', 'prefix_choices', 'DoclingChunker']
@@ -244,7 +245,7 @@ def _merged(
 class DoclingChunker(BaseChunker):
     """Keep paragraphs, lists and tables whole, with their headings in front."""
 
-    version: ClassVar[int] = 2  # remainders that say nothing are joined to their neighbours
+    version: ClassVar[int] = 3  # no chunk is without words where a neighbour has some to give
 
     def split_document(
         self,
@@ -259,5 +260,8 @@ class DoclingChunker(BaseChunker):
             windows = pack_pieces(measure, unit.pieces)
             parts += [Part(window, unit.section, unit.path) for window in windows]
         merged = settled(measure, list(_merged(measure, parts)), head_spans(source.source_blocks))
-        details = [{"headings": list(part.path)} if part.path else {} for part in merged]
-        return window_chunks(source, [part.window for part in merged], details)
+        sections = [part.section for part in merged]
+        final = with_words(measure, [part.window for part in merged], sections)
+        paths = [merged[place].path for _, place in final]
+        details = [{"headings": list(path)} if path else {} for path in paths]
+        return window_chunks(source, [window for window, _ in final], details)

@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Batches', 'Counts', 'EmbeddingCounts', 'OverlongReport', 'RefusedTextError', 'probe_failure',
-           'check_texts', 'check_vectors']
+           'check_texts', 'unusable_vectors', 'check_vectors', 'checked_batches']
 
-# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #6d95b6aa
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #3562ec00
+import operator
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +97,7 @@ def probe_failure(
         return error
     return IndexingError(f"It refuses even a few words. {error.said}", failure=Failure.SERVICE)
 
-# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #12554492
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #42698029
 def check_texts(
     texts: list[str],  # what somebody wants to embed
 ) -> list[str]:  # the texts without NUL and lone surrogates, which no service accepts
@@ -108,25 +110,89 @@ def check_texts(
             raise InputError(f"Text {position} is empty.", remedy="Leave empty texts out before embedding.")
     return cleaned
 
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #7522db0d
+def unusable_vectors(
+    said: str,  # what the model gave
+    remedy: str,  # what to do about it
+) -> IndexingError:  # to be raised
+    """Explain what a model gave that is of no use."""
+    return IndexingError(said, remedy=remedy, failure=Failure.UNUSABLE)
+
 
 def check_vectors(
     vectors: np.ndarray,  # shape (texts, dimension)
     texts: list[str],  # the texts that they belong to
     dimension: int | None,  # what the model is known to give, if known
+    name: str = "The model",  # who gave them
 ) -> np.ndarray:  # the same vectors as float32
     """Refuse vectors that would break a comparison."""
-    vectors = np.asarray(vectors, dtype=np.float32)
+    one_each = "It has to give one list of numbers for each text, all of the same length."
+    try:
+        with np.errstate(over="ignore"):
+            vectors = np.asarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise unusable_vectors(f"{name} gave vectors that are no table of numbers.", one_each) from error
     if vectors.ndim != 2 or len(vectors) != len(texts):
-        said = f"The model gave vectors of shape {vectors.shape} for {len(texts)} texts."
-        raise IndexingError(said, failure=Failure.UNUSABLE)
+        raise unusable_vectors(
+            f"{name} gave vectors of shape {vectors.shape} for {len(texts)} texts.", one_each
+        )
     if dimension is not None and vectors.shape[1] != dimension:
-        said = f"The model gave {vectors.shape[1]} dimensions instead of {dimension}."
-        raise IndexingError(said, failure=Failure.UNUSABLE)
+        remedy = "All its vectors have to be of one length; if the model was changed, use a new workspace."
+        said = f"{name} gave {vectors.shape[1]} dimensions instead of {dimension}."
+        raise unusable_vectors(said, remedy)
     usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     if not usable.all():
         text = texts[int(np.argmin(usable))]
-        raise IndexingError(
-            f"The model gave an unusable vector for '{text[:60]}': it is not finite, or only zeros.",
-            failure=Failure.UNUSABLE,
-        )
+        said = f"{name} gave an unusable vector for '{text[:60]}': it is not finite, or only zeros."
+        raise unusable_vectors(said, "Leave this text out, or use another model.")
     return vectors
+
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #f020131a
+_PAIRS = "Let `encode_batches` give pairs: a list of positions, and one vector for each of them."
+
+
+def _positions(
+    batch: Any,  # what a model gave
+    name: str,  # who gave it
+    wanted: set[int],  # positions of the texts that have no vector yet; those of the batch are taken out
+    number: int,  # texts in all
+) -> tuple[list[int], Any]:  # its positions, and its vectors as they came
+    """Read the positions of a batch."""
+    try:
+        given, vectors = batch
+        positions = [operator.index(position) for position in given]
+    except (TypeError, ValueError) as error:
+        said = f"'{name}' gave {batch!r:.80} instead of positions and vectors."
+        raise unusable_vectors(said, _PAIRS) from error
+    for position in positions:
+        if position not in wanted:
+            why = "twice" if 0 <= position < number else f"for {number} texts"
+            remedy = "Positions count the texts from 0, and each comes once."
+            raise unusable_vectors(f"'{name}' gave the position {position} {why}.", remedy)
+        wanted.discard(position)
+    return positions, vectors
+
+# %% ../../nbs/01_indexing/08a_embedding_checks.ipynb #d11c5e76
+def checked_batches(
+    made: Any,  # what `encode_batches` of a model gave
+    name: str,  # the model's name
+    texts: list[str],  # the texts that were given to it
+    dimension: int | None,  # the length of its vectors, if known
+) -> Batches:  # the same batches
+    """Check each batch of a model, and at the end that no text is without a vector."""
+    wanted = set(range(len(texts)))
+    if not isinstance(made, Iterable):
+        raise unusable_vectors(f"'{name}' gave {made!r:.80} instead of batches.", _PAIRS)
+    try:
+        for batch in made:
+            positions, given = _positions(batch, name, wanted, len(texts))
+            named = [texts[position] for position in positions]
+            vectors = check_vectors(given, named, dimension, f"'{name}'")
+            dimension = vectors.shape[1]
+            yield positions, vectors
+    finally:
+        if isinstance(made, Generator):
+            made.close()
+    if wanted:
+        said = f"'{name}' gave {len(texts) - len(wanted)} vectors for {len(texts)} texts."
+        raise unusable_vectors(said, _PAIRS)

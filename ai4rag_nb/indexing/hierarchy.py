@@ -28,7 +28,7 @@ from .windows import TextMeasure, Window
 # %% auto #0
 __all__ = ['HierarchicalChunker', 'TwoLevelChunker', 'ThreeLevelChunker', 'SentenceChunker']
 
-# %% ../../nbs/01_indexing/20a_hierarchy.ipynb #54b88bd1
+# %% ../../nbs/01_indexing/20a_hierarchy.ipynb #576dbbb2
 _SMALLEST = 16  # tokens of text in a small chunk
 
 
@@ -36,6 +36,7 @@ _SMALLEST = 16  # tokens of text in a small chunk
 class HierarchicalChunker(BaseChunker):
     """Divide chunks into smaller ones that know where they come from."""
 
+    version: ClassVar[int] = 3  # each chunk knows the white space before it
     shares: ClassVar[tuple[int, ...]] = (4,)  # what the size is divided by, level by level
     sentences: ClassVar[bool] = False  # whether the smallest level is sentences
 
@@ -58,7 +59,9 @@ class HierarchicalChunker(BaseChunker):
             for middle in _middles(parent, pieces, measures[:-1]):
                 inside = _inside(text, pieces, middle)
                 windows = small_windows(measures[-1], inside, self.sentences)
-                family.add(parent if len(measures) == 1 else middle, window_texts(text, windows))
+                behind = family.children[-1].end_index if family.children else None
+                children = window_texts(text, windows, behind=behind)
+                family.add(parent if len(measures) == 1 else middle, children)
             _adopt(family.children, first, len(measures) > 1)
         return family.children
 

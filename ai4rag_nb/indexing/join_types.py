@@ -5,6 +5,7 @@
 # %% ../../nbs/01_indexing/13g_join_types.ipynb #5944510e
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -21,21 +22,26 @@ def join_types(
     limit: int,  # hits that are wanted
     weights: Mapping[str, float] | None = None,  # content type -> how much it counts; all the same when None
     k: int = 60,  # constant of reciprocal ranks
+    comparable: bool = False,  # whether one model made all dense scores: they order hits of equal rank
 ) -> list[RetrievedChunk]:  # one list, best first, without repeats of a text in a document
     """Join the hits of several kinds of content by rank."""
     by_name: dict[str, RetrievedChunk] = {}
     texts: dict[tuple[str, str], str] = {}
     legs: dict[str, list[tuple[str, float]]] = {}
+    dense: dict[str, float] = {}
     for kind, hits in found.items():
         for hit in hits:
             name = texts.setdefault((hit.document_id, hit.text), hit_name(hit))
             by_name.setdefault(name, replace(hit, metadata={**hit.metadata, "content_type": kind}))
             legs.setdefault(kind, []).append((name, hit.score))
+            dense[name] = max(dense.get(name, -math.inf), hit.scores.get("dense", -math.inf))
     if not legs:
         return []
     shares = None if weights is None else {kind: max(weights.get(kind, 0.0), 1e-9) for kind in legs}
-    fused = reciprocal_rank_fusion(legs, k, shares)[:limit]
+    fused = reciprocal_rank_fusion(legs, k, shares)
+    if comparable:
+        fused.sort(key=lambda pair: (-round(pair[1], 12), -dense[pair[0]]))
     return [
         replace(by_name[name], score=score, scores={**by_name[name].scores, "types": score})
-        for name, score in fused
+        for name, score in fused[:limit]
     ]

@@ -18,6 +18,7 @@ from .chunking import BaseChunker, register_chunker
 from .pieces import Piece, block_pieces
 from .source import SourceDocument, document_id, with_source
 from .windows import TextMeasure, Window, pack_pieces
+from .wordless_windows import with_words
 
 # %% auto #0
 __all__ = ['langchain_split', 'window_chunks', 'LangChainChunker']
@@ -72,6 +73,7 @@ class LangChainChunker(BaseChunker):
     """Fill chunks with whole sentences, rows and lines, with overlap where it is asked for."""
 
     has_overlap: ClassVar[bool] = True
+    version: ClassVar[int] = 2  # no chunk is without words where a neighbour has some to give
 
     def split_document(
         self,
@@ -84,4 +86,5 @@ class LangChainChunker(BaseChunker):
         pieces: list[Piece] = []
         for block in source.source_blocks:
             pieces += block_pieces(text, block, split=langchain_split)
-        return window_chunks(source, list(pack_pieces(measure, pieces, self.chunk_overlap)))
+        windows = with_words(measure, list(pack_pieces(measure, pieces, self.chunk_overlap)))
+        return window_chunks(source, [window for window, _ in windows])

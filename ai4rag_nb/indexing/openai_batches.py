@@ -59,10 +59,13 @@ def split_into_batches(
         size += len(text)
     return batches
 
-# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #cc6e8aee
+# %% ../../nbs/01_indexing/09c_openai_batches.ipynb #f0c2ad30
+_CHECK = "Check the model's name, and that OPENAI_BASE_URL leads to a service that embeds as OpenAI's does."
+
+
 def unreadable(
     message: str,  # what is wrong with the answer
-    remedy: str = "",  # what to do about it
+    remedy: str = _CHECK,  # what to do about it
 ) -> IndexingError:  # to be raised
     """Explain an answer that holds no usable vectors."""
     return IndexingError(message, remedy=remedy, failure=Failure.UNUSABLE)

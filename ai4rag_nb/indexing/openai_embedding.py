@@ -183,7 +183,7 @@ def lasting_facts(
     lasting = (name for name in entry if name not in passing and not name.endswith("_at"))
     return {name: entry[name] for name in lasting}
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #79edd8e3
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #b7ed570f
 def listed_window(
     model: OpenAIEmbeddingModel,  # whose window is wanted
 ) -> int | None:  # tokens, if the service lists them
@@ -204,7 +204,7 @@ def asked_entry(
     try:
         listing = model.service.get("/models")
     except ServiceError as error:
-        if error.kind in ("key", "unreachable", "timeout"):
+        if error.kind in ("key", "certificate", "unreachable", "timeout"):
             raise
         return {}
     entries = listing.get("data")
@@ -238,7 +238,7 @@ def try_size(
         return Trial(fits=False, window=each if SMALLEST_WINDOW <= each < size * 3 // 4 else None)
     return Trial(fits=True)
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #df3cdb12
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #43ed07d4
 def comparable_vectors(
     model: OpenAIEmbeddingModel,  # who gave them
     vectors: np.ndarray,  # shape (texts, dimension)
@@ -257,9 +257,10 @@ def comparable_vectors(
 
 def check_short_text(
     model: OpenAIEmbeddingModel,  # who is asked
-) -> None:
+    word: str = "dimension",  # what is sent
+) -> np.ndarray:  # its vector
     """Raise when the service does not even accept a word; then the text is not to blame."""
-    text = ["dimension"]
+    text = [word]
     try:
         vectors, tokens = ask_for_vectors(model.endpoint, text)
     except ServiceError as error:
@@ -267,9 +268,9 @@ def check_short_text(
         remedy = error.remedy or "Check the model's name, and that the service embeds texts."
         raise IndexingError(said, remedy=remedy, failure=error.failure) from None
     learn_from_answer(model.endpoint, vectors, tokens)
-    comparable_vectors(model, vectors, text)
+    return comparable_vectors(model, vectors, text)[0]
 
-# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #e04415dc
+# %% ../../nbs/01_indexing/10_openai_embedding.ipynb #2809b6ef
 def try_single_text(
     model: OpenAIEmbeddingModel,  # whose window is wanted
     size: int,  # tokens; two texts of this size were refused
@@ -288,7 +289,13 @@ def discovered_window(
     """Find the window of a model: listed, named in a refusal, or tried."""
     window = listed_window(model) or find_window(partial(try_size, model))
     if window is None:
-        check_short_text(model)
+        vector, other = check_short_text(model), check_short_text(model, "winter")
+        if np.allclose(vector, other, rtol=0, atol=1e-5 * float(np.abs(vector).max())):
+            raise IndexingError(
+                f"'{model.model_id}' gives the same vector for different texts.",
+                remedy="Check the model's name, and that the service embeds texts.",
+                failure=Failure.UNUSABLE,
+            )
         raise ModelSettingsError(
             f"'{model.model_id}' accepted no text of {CHUNK_SIZES[0]} tokens, so its window is not known.",
             remedy="Set the parameter context_length.",

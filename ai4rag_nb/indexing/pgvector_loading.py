@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,15 @@ from psycopg import sql
 
 from ..foundations.errors import IndexingError, InputError
 from . import pgvector_statements as statements
+from .languages import language_of_all
 from .pgvector_connection import apply_settings
 from .pgvector_tables import MADE_NOTE, PGVectorCount, made_settings
 from .store_backend import SparseVector
 from .store_checks import StoredRow
 
 # %% auto #0
-__all__ = ['chunk_values', 'sparse_value', 'word_values', 'copy_rows', 'PGVectorWriter', 'PGVectorChanges', 'PGVectorBuilder',
-           'PGVectorLoading']
+__all__ = ['chunk_values', 'sparse_value', 'word_values', 'copy_rows', 'until_through', 'rows_language', 'PGVectorWriter',
+           'PGVectorChanges', 'PGVectorBuilder', 'PGVectorLoading']
 
 # %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #99dc7de5
 def chunk_values(
@@ -72,23 +75,53 @@ def copy_rows(
         connection.execute(copy.make)
     with connection.cursor().copy(copy.direct if fresh else copy.copy) as stream:
         stream.set_types(types)
-        for row in values:
+        for row in sorted(values, key=itemgetter(0)):
             stream.write_row(row)
     if not fresh:
         connection.execute(copy.upsert)
+        connection.execute(copy.drop)
+
+# %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #012917b3
+_TRIES = 6  # of a transaction that stood in the way of another
+
+
+def until_through(
+    write: Callable[[], None],  # one transaction
+) -> None:
+    """Write, again where the server ended it to let another writer pass."""
+    for _ in range(_TRIES - 1):
+        try:
+            return write()
+        except IndexingError as error:
+            if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
+                raise
+    return write()
+
+# %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #28f70d7b
+def rows_language(
+    rows: Sequence[StoredRow],  # the first rows of a collection
+) -> str:  # the name of a text search configuration
+    """Tell the language of rows, document by document."""
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row.document_key, []).append(row.text)
+    return language_of_all("\n".join(parts) for parts in texts.values()).name
 
 # %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #c3446465
 class PGVectorWriter(PGVectorCount):
     """Write to a collection."""
 
-    def _prepare(self) -> None:
+    def _prepare(self, rows: Sequence[StoredRow] = ()) -> None:
         if self._found or self._exists():
             return
+        made = made_settings(self.config)
+        if self.config.keyword == "native" and "language" not in made:
+            made["language"] = rows_language(rows)
         with self._writing("make", alone=True) as connection:
             for statement in statements.create_statements(self._names, self._dimension, self.config.keyword):
                 connection.execute(statement)
-            note = {"names": [MADE_NOTE], "values": [json.dumps(made_settings(self.config))]}
-            connection.execute(self._names.fill(statements.WRITE_NOTES), note)
+            note = {"names": [MADE_NOTE], "values": [json.dumps(made)]}
+            connection.execute(self._names.fill(statements.NOTE_ONCE), note)
         self._exists()
 
     def _write(
@@ -96,15 +129,14 @@ class PGVectorWriter(PGVectorCount):
     ) -> None:
         chunks, keys = chunk_values(rows, vectors), [row.key for row in rows]
         words = word_values(dict(zip(keys, sparse, strict=True))) if sparse is not None else []
-        self._prepare()
-        has_keys = self._names.fill(statements.HAS_KEYS)
-        fresh = not self._rows_of("write", has_keys, keys=keys)[0][0]
+        self._prepare(rows)
+        fresh = not self._rows_of("write", self._names.fill(statements.HAS_KEYS), keys=keys)[0][0]
         try:
-            self._copy(keys, chunks, words, fresh)
+            until_through(lambda: self._copy(keys, chunks, words, fresh))
         except IndexingError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
-            self._copy(keys, chunks, words, fresh=False)
+            until_through(lambda: self._copy(keys, chunks, words, fresh=False))
 
     def _copy(self, keys: list[str], chunks: list[Any], words: list[Any], fresh: bool) -> None:
         names, types = self._names, ["text", "text", "text", "text", "vector"]
@@ -120,15 +152,30 @@ class PGVectorWriter(PGVectorCount):
 class PGVectorChanges(PGVectorWriter):
     """Change a collection."""
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        if not self._found and not self._exists():
+            yield  # nobody sees anything of it yet
+            return
+        with self._writing("change", alone=True) as connection, self._holding(connection):
+            yield
+
     def _reweigh(self, weights: Mapping[str, SparseVector]) -> None:
         copy = statements.copy_statements(self._names, "words", statements.WORD_COLUMNS)
-        with self._writing("weigh words in") as connection:
-            copy_rows(connection, copy, ["text", "text", "sparsevec"], word_values(weights), fresh=False)
+
+        def weigh() -> None:
+            with self._writing("weigh words in") as connection:
+                copy_rows(connection, copy, ["text", "text", "sparsevec"], word_values(weights), fresh=False)
+
+        until_through(weigh)
 
     def _delete(self, keys: Sequence[str]) -> None:
-        with self._writing("delete from") as connection:
-            for statement in statements.DELETE_ROWS:
-                connection.execute(self._names.fill(statement), {"keys": list(keys)})
+        def delete() -> None:
+            with self._writing("delete from") as connection:
+                for statement in statements.DELETE_ROWS:
+                    connection.execute(self._names.fill(statement), {"keys": list(keys)})
+
+        until_through(delete)
 
 # %% ../../nbs/01_indexing/18d_pgvector_loading.ipynb #72ad3068
 class PGVectorBuilder(PGVectorChanges):
@@ -139,8 +186,7 @@ class PGVectorBuilder(PGVectorChanges):
             return
         with self._writing("index", alone=True) as connection:
             if self.config.keyword == "native":
-                language = {"language": self._pool.facts.language}
-                connection.execute(self._names.fill(statements.MAKE_WORDS), language)
+                connection.execute(self._names.fill(statements.MAKE_WORDS), {"language": self._stems})
                 index = sql.Identifier(self._names.beside("words_index"))
                 connection.execute(self._names.fill(statements.INDEX_WORDS, index=index))
             connection.execute(self._names.fill(statements.NOTHING_PENDING))

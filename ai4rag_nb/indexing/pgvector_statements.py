@@ -12,11 +12,12 @@ from psycopg import sql
 
 # %% auto #0
 __all__ = ['LARGEST_VECTOR', 'LARGEST_INDEXED', 'LARGEST_HALVED', 'LARGEST_WORD', 'LONGEST_WORDS', 'CHUNK_COLUMNS',
-           'WORD_COLUMNS', 'HAS_KEYS', 'LOCK_TO_WRITE', 'LOCK_TO_BUILD', 'NOTE_PENDING', 'DELETE_ROWS', 'OPERATORS',
-           'MAKE_WORDS', 'HAS_PENDING', 'NOTHING_PENDING', 'INDEX_WORDS', 'ANALYZE', 'COUNT_WITHIN', 'FETCH', 'COUNT',
-           'INVENTORY', 'INVENTORY_WITHIN', 'READ_NOTES', 'WRITE_NOTES', 'DROP', 'DESCRIBE', 'LIST', 'TableNames',
-           'create_statements', 'CopyStatements', 'copy_statements', 'index_kind', 'index_statement', 'dense_statement',
-           'distance_score', 'keyword_statement', 'sparse_statement']
+           'WORD_COLUMNS', 'HAS_KEYS', 'LOCK_TO_WRITE', 'LOCK_TO_BUILD', 'TAKE_TURN', 'END_TURN', 'NOTE_PENDING',
+           'DELETE_ROWS', 'OPERATORS', 'MAKE_WORDS', 'LANGUAGE', 'HAS_PENDING', 'NOTHING_PENDING', 'INDEX_WORDS',
+           'ANALYZE', 'COUNT_WITHIN', 'MAY_MAKE', 'FETCH', 'COUNT', 'INVENTORY', 'INVENTORY_WITHIN', 'READ_NOTES',
+           'WRITE_NOTES', 'NOTE_ONCE', 'DROP', 'DESCRIBE', 'LIST', 'TableNames', 'create_statements', 'CopyStatements',
+           'copy_statements', 'index_kind', 'index_statement', 'dense_statement', 'distance_score', 'keyword_statement',
+           'sparse_statement']
 
 # %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #82b3799b
 @dataclass(frozen=True)
@@ -43,15 +44,19 @@ class TableNames:
         whole = hashlib.sha256(f"{self.schema}.{self.collection_name}".encode()).digest()
         return int.from_bytes(whole[:8], signed=True)
 
+    @property
+    def turn(self) -> int:
+        """Give the number of the lock that writers of our keyword weights take in turn."""
+        return self.lock ^ 1
+
     def fill(
         self,
         template: str,  # a statement with {table}, {words}, {pending}, {notes}
         **parts: sql.Composable,  # what else stands in braces
     ) -> sql.Composed:  # the statement
         """Put quoted names into a statement."""
-        places = {
-            kind: sql.Identifier(self.schema, self.beside(kind)) for kind in ("words", "pending", "notes")
-        }
+        kinds = ("words", "pending", "notes")
+        places = {kind: sql.Identifier(self.schema, self.beside(kind)) for kind in kinds}
         table = sql.Identifier(self.schema, self.collection_name)
         return sql.SQL(template).format(table=table, **places, **parts)
 
@@ -99,6 +104,8 @@ LOCK_TO_WRITE, LOCK_TO_BUILD = (
     "select pg_advisory_xact_lock_shared(%(lock)s)",
     "select pg_advisory_xact_lock(%(lock)s)",
 )
+TAKE_TURN = "select pg_advisory_lock(%(turn)s)"  # of the session, through many transactions
+END_TURN = "select pg_advisory_unlock(%(turn)s)"
 NOTE_PENDING = "insert into {pending} select unnest(%(keys)s::text[])"
 DELETE_ROWS = tuple(
     f"delete from {{{place}}} where id = any(%(keys)s)" for place in ("pending", "words", "table")
@@ -113,6 +120,7 @@ class CopyStatements:
     make: sql.Composed  # a temporary table of the same shape
     copy: sql.Composed  # COPY into that
     upsert: sql.Composed  # out of that into the table
+    drop: sql.Composed  # the temporary table, since another batch of the transaction makes it again
 
 
 def copy_statements(
@@ -137,6 +145,7 @@ def copy_statements(
         "copy {batch} ({columns}) from stdin (format binary)",
         f"insert into {{{place}}} as old ({{columns}}) select {{columns}} from {{batch}} order by id "
         "on conflict (id) do update set {new} where ({old}) is distinct from ({given})",
+        "drop table {batch}",
     )
     return CopyStatements(*(names.fill(text, **parts) for text in texts))
 
@@ -148,6 +157,7 @@ insert into {words} (id, document_key, words)
 select c.id, c.document_key, to_tsvector(%(language)s::oid::regconfig, c.text)
 from {table} c where c.id in (select id from done)
 on conflict (id) do update set words = excluded.words"""
+LANGUAGE = "select oid from pg_ts_config where cfgname = %(language)s and pg_ts_config_is_visible(oid)"
 HAS_PENDING, NOTHING_PENDING = "select exists(select from {pending})", "delete from {pending}"
 INDEX_WORDS = "create index if not exists {index} on {words} using gin (words) with (fastupdate = off)"
 ANALYZE = ("analyze {table}", "analyze {words}")
@@ -253,6 +263,10 @@ def sparse_statement(
     return names.fill(f"select id, text, metadata, score from ({found}) found join {{table}} using (id)")
 
 # %% ../../nbs/01_indexing/18b_pgvector_statements.ipynb #741cbe53
+MAY_MAKE = (
+    "select current_setting('transaction_read_only') = 'on', "
+    "has_schema_privilege(current_user, %(schema)s, 'CREATE')"
+)
 FETCH = "select id, text, metadata from {table} where id = any(%(keys)s)"
 COUNT = "select count(*) from {table}"
 _PAGE = """select id, metadata, encode(sha256(convert_to(text, 'UTF8')), 'hex') from {{table}}
@@ -263,6 +277,8 @@ READ_NOTES = "select name, value from {notes} where %(names)s::text[] is null or
 WRITE_NOTES = """insert into {notes} (name, value)
 select * from unnest(%(names)s::text[], %(values)s::text[]) as given(name, value) order by name
 on conflict (name) do update set value = excluded.value"""
+NOTE_ONCE = """insert into {notes} (name, value)
+select * from unnest(%(names)s::text[], %(values)s::text[]) on conflict (name) do nothing"""
 DROP = "drop table if exists {table}, {words}, {pending}, {notes}"
 DESCRIBE = """
 select array_agg(a.attname::text order by a.attnum), max(a.atttypmod) filter (where a.attname = 'dense'),

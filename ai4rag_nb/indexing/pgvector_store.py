@@ -5,17 +5,18 @@
 # %% ../../nbs/01_indexing/18e_pgvector_store.ipynb #ebcbe7e4
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
-from ..foundations.errors import IndexingError
+from ..foundations.errors import IndexingError, VectorStoreInitializationError
 from . import pgvector_statements as statements
 from .pgvector_connection import PGVectorPool, apply_settings, close_pool, open_pool
-from .pgvector_errors import pgvector_errors
+from .pgvector_errors import pgvector_errors, pgvector_place
 from .pgvector_statements import TableNames
 from .pgvector_loading import PGVectorLoading, sparse_value
 from .store_backend import FoundRows, SparseVector, StoreProperties, register_store
@@ -34,9 +35,18 @@ _QUESTIONS_A_CALL = 64
 _EF_SEARCH = 100  # what each connection is set to
 
 
+@lru_cache(maxsize=256)
+def _written(
+    compose: Callable[..., sql.Composed],  # makes a statement
+    *arguments: Any,  # of what it is about
+) -> bytes:  # the statement
+    """Write a statement once, however often it is asked."""
+    return compose(*arguments).as_bytes(None)
+
+
 def ask_all(
     pool: PGVectorPool,  # where to ask
-    statement: sql.Composed,  # gives id, text, metadata and a number
+    statement: bytes,  # gives id, text, metadata and a number
     questions: Sequence[Mapping[str, Any]],  # bound values of each question
     settings: dict[str, str],  # what the connection is set to meanwhile
 ) -> list[list[Any]]:  # rows of each question
@@ -100,9 +110,8 @@ class PGVectorSearch(PGVectorLoading):
         if not questions:
             return []
         filtered, depth = "documents" in questions[0], questions[0]["depth"]
-        statement = statements.dense_statement(
-            self._names, self.distance_metric, self._dimension, exact, filtered
-        )
+        about = (self._names, self.distance_metric, self._dimension, exact, filtered)
+        statement = _written(statements.dense_statement, *about)
         deeper = {} if exact or depth <= _EF_SEARCH else {"hnsw.ef_search": str(min(1_000, depth))}
         with self._calls("search"):
             return ask_all(self._pool, statement, questions, deeper)
@@ -125,8 +134,8 @@ class PGVectorKeywords(PGVectorSearch):
     ) -> FoundRows:
         self._require()
         within = {} if document_keys is None else {"documents": list(document_keys)}
-        common = {"depth": depth, "language": self._pool.facts.language, **within}
-        statement = statements.keyword_statement(self._names, bool(within))
+        common = {"depth": depth, "language": self._stems, **within}
+        statement = _written(statements.keyword_statement, self._names, bool(within))
         with self._calls("search"):
             return found_rows(
                 ask_all(self._pool, statement, [{"text": text, **common} for text in texts], {})
@@ -141,7 +150,7 @@ class PGVectorKeywords(PGVectorSearch):
         self._require()
         within = {} if document_keys is None else {"documents": list(document_keys)}
         questions = [{"words": sparse_value(weights), "depth": depth, **within} for weights in queries]
-        statement = statements.sparse_statement(self._names, bool(within))
+        statement = _written(statements.sparse_statement, self._names, bool(within))
         with self._calls("search"):
             return found_rows(ask_all(self._pool, statement, questions, {}))
 
@@ -153,10 +162,25 @@ class PGVectorFacts(PGVectorKeywords):
         """Name what the store was probed to do: "vector", "keyword", "hybrid"."""
         return frozenset({"vector", "keyword", "hybrid"})
 
+    def require_writing(self) -> None:
+        """Raise `VectorStoreInitializationError` when this user may not make tables."""
+        question, about = statements.MAY_MAKE, {"schema": self.config.schema}
+        with self._calls("look at"):
+            ask = lambda connection: connection.execute(question, about).fetchone()  # noqa: E731
+            only_read, may_make = self._pool.read(ask)
+        if not only_read and may_make:
+            return
+        wrong = "its connections may only read" if only_read else "it may not make tables in the schema"
+        right = "set default_transaction_read_only off" if only_read else "grant it CREATE on the schema"
+        raise VectorStoreInitializationError(
+            f"User '{self.config.user}' cannot keep vectors in {pgvector_place(self.config)}: {wrong}.",
+            remedy=f"Have its administrator {right}, or name another user.",
+        )
+
     def properties(self) -> StoreProperties:
         """Say what the store is."""
         facts, dimension = self._pool.facts, self._dimension
-        full_text = f"full text of PostgreSQL ({self.config.language}; ts_rank, not BM25)"
+        full_text = f"full text of PostgreSQL ({self.language}; ts_rank, not BM25)"
         indexes = {"vector": "HNSW", "halfvec": "HNSW in half precision"}
         return StoreProperties(
             product=f"PostgreSQL {facts.server}, pgvector {facts.pgvector}",

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,6 +16,7 @@ from psycopg import sql
 
 from ..foundations.errors import IndexingError, VectorStoreInitializationError
 from . import pgvector_statements as statements
+from .languages import AUTO
 from .pgvector_connection import apply_settings, close_pool, open_pool
 from .pgvector_errors import pgvector_errors, pgvector_place
 from .pgvector_statements import TableNames
@@ -26,14 +28,20 @@ if TYPE_CHECKING:
     from ai4rag_nb.indexing.embedding import BaseEmbeddingModel
 
 # %% auto #0
-__all__ = ['MADE_NOTE', 'PGVectorConnection', 'PGVectorAccess', 'PGVectorDescription', 'made_settings', 'PGVectorTables',
-           'PGVectorCount']
+__all__ = ['MADE_NOTE', 'PGVectorConnection', 'PGVectorAccess', 'PGVectorTurns', 'PGVectorDescription', 'made_settings',
+           'PGVectorTables', 'PGVectorCount']
 
 # %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #7d12ba4f
 MADE_NOTE = "_made"  # the note that says how a collection was made
 _COLUMNS = list(statements.CHUNK_COLUMNS)
 
 
+class _HeldConnection(threading.local):
+    """Hold the connection that a thread keeps through several calls."""
+
+    connection: psycopg.Connection | None = None
+
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #e38cc8ab
 class PGVectorConnection(BaseVectorStore):
     """Open and close a collection in PostgreSQL."""
 
@@ -50,8 +58,10 @@ class PGVectorConnection(BaseVectorStore):
         self.distance_metric = config.distance_metric
         self._names = TableNames(config.schema, self.collection_name)
         self._closed = self._found = self._indexed = False
+        self._held = _HeldConnection()
         self._rows = 0  # how many there were when the collection was last looked at
         self._pool = open_pool(config, self.collection_name)
+        self.language, self._stems = config.language, self._pool.facts.language
         try:
             self._dimension = _usable_dimension(embedding_model)
         except BaseException:
@@ -92,18 +102,71 @@ class PGVectorAccess(PGVectorConnection):
 
     def _rows_of(self, action: str, statement: sql.Composed, **values: Any) -> list[Any]:
         with self._calls(action):
+            if self._held.connection is not None:
+                return self._held.connection.execute(statement, values).fetchall()
             return self._pool.read(lambda connection: connection.execute(statement, values).fetchall())
+
+    @contextmanager
+    def _lend(self) -> Iterator[psycopg.Connection]:
+        if self._held.connection is not None:
+            yield self._held.connection
+            return
+        with self._pool.lend() as connection:
+            yield connection
 
     @contextmanager
     def _writing(self, action: str, alone: bool = False) -> Iterator[psycopg.Connection]:
         lock = statements.LOCK_TO_BUILD if alone else statements.LOCK_TO_WRITE
-        with self._calls(action), self._pool.lend() as connection, connection.transaction():
+        with self._calls(action), self._lend() as connection, connection.transaction():
             apply_settings(connection, {"statement_timeout": "0"}, only_now=True)
             connection.execute(lock, {"lock": self._names.lock})
             yield connection
 
-# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #aab6e0a2
-class PGVectorDescription(PGVectorAccess):
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #ae5664ca
+def _end_turn(
+    connection: psycopg.Connection,  # the one that had the turn
+    turn: dict[str, int],  # the number of the lock
+) -> None:
+    """Let the next writer in, and be it by closing the connection."""
+    ended = False
+    try:
+        with suppress(psycopg.Error):
+            connection.execute(statements.END_TURN, turn)
+            ended = True
+    finally:
+        if not ended:
+            connection.close()
+
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #c4230c4f
+class PGVectorTurns(PGVectorAccess):
+    """Let one writer of keyword weights in at a time."""
+
+    @contextmanager
+    def _holding(self, connection: psycopg.Connection) -> Iterator[None]:
+        before, self._held.connection = self._held.connection, connection
+        try:
+            yield
+        finally:
+            self._held.connection = before
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._held.connection is not None:
+            yield
+            return
+        turn = {"turn": self._names.turn}
+        with self._calls("change"), self._pool.lend() as connection:
+            try:
+                with connection.transaction():
+                    apply_settings(connection, {"statement_timeout": "0"}, only_now=True)
+                    connection.execute(statements.TAKE_TURN, turn)
+                with self._holding(connection):
+                    yield
+            finally:
+                _end_turn(connection, turn)
+
+# %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #706d715b
+class PGVectorDescription(PGVectorTurns):
     """Know whether the collection is there, and how it was made."""
 
     def _exists(self) -> bool:
@@ -136,6 +199,10 @@ class PGVectorDescription(PGVectorAccess):
         notes = dict(self._rows_of("look at", self._names.fill(statements.READ_NOTES), names=[MADE_NOTE]))
         found = {"dimension": dimension, **json.loads(notes.get(MADE_NOTE, "{}"))}
         check_made(self.collection_name, found, {"dimension": self._dimension, **made_settings(self.config)})
+        if self.config.language == AUTO and found.get("language", self.language) != self.language:
+            name = {"language": found["language"]}
+            self._stems = self._rows_of("look at", self._names.fill(statements.LANGUAGE), **name)[0][0]
+            self.language = found["language"]
 
 # %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #4bb7bacf
 def made_settings(
@@ -143,7 +210,8 @@ def made_settings(
 ) -> dict[str, str]:  # what a collection depends on beside the size of its vectors
     """Say how collections are made."""
     made = {"distance_metric": config.distance_metric, "keyword": config.keyword}
-    return made if config.keyword == "bm25" else {**made, "language": config.language}
+    chosen = config.keyword == "native" and config.language != AUTO
+    return {**made, "language": config.language} if chosen else made
 
 # %% ../../nbs/01_indexing/18c_pgvector_tables.ipynb #84c62d2e
 _KEYS_A_CALL = 10_000

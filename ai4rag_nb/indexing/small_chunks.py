@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from docling_core.types.doc.document import DoclingDocument
 
 from ..foundations.chunks import AI4RAGChunk
+from ..foundations.errors import InputError
 from ..foundations.texts import is_blank
 from .docling_chunker import prefix_choices, table_heads
+from .given_values import check_counter, check_list, check_size
 from .markdown import markdown_document
 from ai4rag_nb.indexing.pieces import (
     AFTER_BLOCK,
@@ -28,6 +30,7 @@ from ai4rag_nb.indexing.pieces import (
 from .source import SourceDocument, document_id, with_source
 from .tokens import CharacterCounter, TokenCounter
 from .windows import TextMeasure, Window, pack_pieces
+from .wordless_windows import with_words
 
 # %% auto #0
 __all__ = ['sentence_groups', 'document_pieces', 'pieces_between', 'small_windows', 'Child', 'Family', 'window_texts',
@@ -124,7 +127,8 @@ def small_windows(
     """Divide the pieces of a parent among children."""
     groups = sentence_groups(measure.text, pieces) if sentences else [list(pieces)]
     windows = [window for group in groups for window in pack_pieces(measure, group)]
-    return [window for window in windows if not is_blank(measure.text[window.start : window.end])]
+    written = [window for window in windows if not is_blank(measure.text[window.start : window.end])]
+    return [window for window, _ in with_words(measure, written)]
 
 # %% ../../nbs/01_indexing/20_small_chunks.ipynb #860749b1
 class Child(NamedTuple):
@@ -134,7 +138,7 @@ class Child(NamedTuple):
     start: int | None  # where the slice begins in the document, where known
     end: int | None  # where it ends
     cut: bool = False  # whether a word or a row was cut
-    gap: str = ""  # the white space between it and the one before, in the same parent
+    gap: str = ""  # the white space between it and the one before, where known
 
 # %% ../../nbs/01_indexing/20_small_chunks.ipynb #e0d66412
 @dataclass
@@ -173,10 +177,10 @@ def window_texts(
     text: str,  # the text that the windows are of
     windows: Iterable[Window],  # windows in reading order
     offset: int | None = 0,  # where the text begins in the document; None when that is not known
+    behind: int | None = None,  # where the child before ends in the text, if there is one
 ) -> list[Child]:  # the children that the windows stand for
     """Write windows out."""
     children: list[Child] = []
-    behind: int | None = None
     for window in windows:
         gap = "" if behind is None else text[behind : window.start]
         start, end = (None, None) if offset is None else (offset + window.start, offset + window.end)
@@ -228,13 +232,20 @@ class ChildMaker:
 class SmallChunkMaker(ChildMaker):
     """Make small chunks for searching out of large ones for reading."""
 
+    def __post_init__(self) -> None:
+        check_size(self.small_size, "small_size", check_counter(self.token_counter).special_tokens)
+        if not isinstance(self.sentences, bool):
+            raise InputError(f"sentences is {self.sentences!r}.", remedy="Give True or False.")
+
     def optimize_for_retrieval(
         self,
         chunks: Sequence[AI4RAGChunk],  # large chunks, of any number of documents
         documents: Sequence[DoclingDocument] = (),  # the documents that they are from, where at hand
     ) -> list[AI4RAGChunk]:  # children, numbered anew in each document
         """Divide chunks into children that are searched."""
-        sources = {document_id(document): with_source(document) for document in documents}
+        check_list(chunks, "chunks", AI4RAGChunk)
+        given = check_list(documents, "documents", DoclingDocument)
+        sources = {document_id(document): with_source(document) for document in given}
         known = {name: document_pieces(source) for name, source in sources.items()}
         families: dict[str, Family] = {}
         for chunk in chunks:

@@ -41,6 +41,11 @@ def with_source(
     """Settle which text a document has and what stands where in it."""
     if isinstance(document, SourceDocument) and document.source_text is not None:
         return document
+    if not isinstance(document, DoclingDocument):
+        raise DocumentError(
+            f"{type(document).__name__} is no document.",
+            remedy="Use load_documents(folder), or markdown_document(text, name) for a text.",
+        )
     text, blocks = exported_blocks(document)
     fields = {name: getattr(document, name) for name in DoclingDocument.model_fields if name != "furniture"}
     fields["furniture"] = document.__dict__["furniture"]
@@ -110,8 +115,9 @@ def check_documents(
         shown = ", ".join(f"'{name}'" for name in repeated[:5]) + (" ..." if len(repeated) > 5 else "")
         spelled = len({entry.name for entry in checked if document_id(entry) in repeated}) > len(repeated)
         how = " Some of them differ only in how their accents are written." if spelled else ""
+        said = "name belongs" if len(repeated) == 1 else "names belong"
         raise DocumentError(
-            f"{len(repeated)} names belong to more than one document: {shown}.{how}",
+            f"{len(repeated)} {said} to more than one document: {shown}.{how}",
             remedy="Give every document a name of its own: benchmarks refer to documents by name.",
         )
     return checked

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -94,6 +95,9 @@ class StoreFacts(ABC):
     @abstractmethod
     def count(self) -> int:
         """Count the chunks of the collection; 0 when it does not exist."""
+
+    def require_writing(self) -> None:  # noqa: B027  # most products have no rights of their own
+        """Raise `VectorStoreInitializationError` when no collection can be made in the place."""
 
     @abstractmethod
     def drop(self) -> None:
@@ -208,6 +212,14 @@ class SearchBackend(ReadBackend):
         self,
         notes: Mapping[str, str],  # name -> text; replaces the notes of these names and leaves the others
     ) -> None: ...
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Wait until no other writer, of whatever process, is in such a block, where the product can."""
+        return nullcontext()
+
+    def _together(self) -> AbstractContextManager[None]:
+        """Show readers all changes of a block at once, and none of one that fails, where the product can."""
+        return nullcontext()
 
 # %% ../../nbs/01_indexing/13d_store_backend.ipynb #77e5773a
 _CLASSES: dict[str, type[Any]] = {}  # provider -> class, filled by register_store

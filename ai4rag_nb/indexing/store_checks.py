@@ -18,12 +18,14 @@ import numpy as np
 
 from ..foundations.chunks import AI4RAGChunk
 from ..foundations.errors import InputError, VectorStoreInitializationError, suggestion
+from ..foundations.texts import is_blank
+from .given_values import check_list
 
 # %% auto #0
 __all__ = ['MAXIMUM_TEXT_BYTES', 'MAXIMUM_BATCH_ROWS', 'MAXIMUM_HITS', 'MAXIMUM_DIMENSION', 'DISTANCE_METRICS', 'SEARCH_MODES',
-           'RANKER_STRATEGIES', 'KEYWORD_MODES', 'new_collection_name', 'check_collection_name', 'check_text',
-           'check_vectors', 'StoredRow', 'text_digest', 'document_key', 'row_key', 'document_filter', 'check_rows',
-           'search_depth', 'check_choice', 'check_count', 'SearchSettings', 'check_made']
+           'RANKER_STRATEGIES', 'KEYWORD_MODES', 'COLLECTION_PREFIX', 'new_collection_name', 'check_collection_name',
+           'check_text', 'check_vectors', 'StoredRow', 'text_digest', 'document_key', 'row_key', 'document_filter',
+           'check_rows', 'check_choice', 'check_count', 'check_made']
 
 # %% ../../nbs/01_indexing/12_store_checks.ipynb #d237a4f4
 MAXIMUM_TEXT_BYTES = 65_535  # of UTF-8, not characters
@@ -36,13 +38,13 @@ RANKER_STRATEGIES = ("rrf", "weighted", "normalized", "zscore")
 KEYWORD_MODES = ("native", "bm25")  # the product's own full text, or our weights as sparse vectors
 
 # %% ../../nbs/01_indexing/12_store_checks.ipynb #da6fe8bf
-_COLLECTION_PREFIX = "ai4rag_"
+COLLECTION_PREFIX = "ai4rag_"
 _COLLECTION_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 def new_collection_name() -> str:  # ai4rag_<UTC time>_<8 hexadecimal digits>
     """Make a name that no other collection has."""
-    return f"{_COLLECTION_PREFIX}{datetime.now(UTC):%Y%m%d%H%M%S}_{secrets.token_hex(4)}"
+    return f"{COLLECTION_PREFIX}{datetime.now(UTC):%Y%m%d%H%M%S}_{secrets.token_hex(4)}"
 
 
 def check_collection_name(
@@ -51,12 +53,12 @@ def check_collection_name(
     """Refuse a name that some store would refuse, cut or mistake for another."""
     if not isinstance(name, str) or not _COLLECTION_NAME.fullmatch(name):
         raise InputError(
-            f"{name!r} cannot name a collection.",
+            f"{name!r:.80} cannot name a collection.",
             remedy="Use 1 to 63 of the characters a-z, 0-9 and _, not beginning with a digit.",
         )
-    if not name.startswith(_COLLECTION_PREFIX):
+    if not name.startswith(COLLECTION_PREFIX):
         raise InputError(
-            f"'{name}' cannot name a collection.", remedy=f"Begin it with '{_COLLECTION_PREFIX}'."
+            f"'{name}' cannot name a collection.", remedy=f"Begin it with '{COLLECTION_PREFIX}'."
         )
     return name
 
@@ -112,6 +114,9 @@ def check_vectors(
     return array
 
 # %% ../../nbs/01_indexing/12_store_checks.ipynb #938bea34
+_SOURCE = re.compile(r'\{"document_id": "([^"\\]*)", "sequence_number": ([0-9]+)[,}]')
+
+
 @dataclass(frozen=True)
 class StoredRow:
     """Hold a chunk in the form in which stores keep it."""
@@ -134,6 +139,15 @@ class StoredRow:
     def place(self) -> str:
         """Name the row in a message."""
         return f"chunk {int(self.key[33:])} of '{json.loads(self.metadata).get('document_id', '?')}'"
+
+    @property
+    def source(self) -> tuple[str, int]:
+        """Give the document and the number of the chunk in it, without reading the rest."""
+        found = _SOURCE.match(self.metadata)
+        if found:
+            return found[1], int(found[2])
+        metadata = json.loads(self.metadata)
+        return str(metadata["document_id"]), int(metadata["sequence_number"])
 
     def chunk(self) -> AI4RAGChunk:  # the chunk that the row was made from
         """Give the chunk back."""
@@ -189,12 +203,14 @@ def _checked_row(
     what = f"chunk {number} of '{document_id}'"
     check_text(document_id, "A document_id", "Give the document a shorter name.")
     try:
-        metadata = json.dumps(chunk.metadata, default=_plain_number, allow_nan=False)
+        first = {"document_id": document_id, "sequence_number": number}  # where `source` looks for them
+        metadata = json.dumps({**first, **chunk.metadata}, default=_plain_number, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"The metadata of {what} cannot be stored: {error}.", remedy="Use JSON values."
         ) from error
-    check_text(chunk.text, f"The text of {what}")
+    if is_blank(check_text(chunk.text, f"The text of {what}")):
+        raise InputError(f"The text of {what} is empty.", remedy="Leave the chunk out.")
     check_text(metadata, f"The metadata of {what}", "Keep less in the metadata.")
     return StoredRow(row_key(document_id, int(number)), chunk.text, metadata)
 
@@ -212,7 +228,7 @@ def check_rows(
     chunks: Sequence[AI4RAGChunk],  # chunks with a document_id and a sequence_number
 ) -> list[StoredRow]:  # one row for each, in the same order
     """Turn chunks into rows, or name the first that no store could keep."""
-    rows = [_checked_row(chunk) for chunk in chunks]
+    rows = [_checked_row(chunk) for chunk in check_list(chunks, "chunks", AI4RAGChunk)]
     seen: dict[str, int] = {}
     for position, row in enumerate(rows):
         if seen.setdefault(row.key, position) != position:
@@ -223,17 +239,7 @@ def check_rows(
             )
     return rows
 
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #cdd829f8
-def search_depth(
-    k: int,  # hits that are wanted
-) -> int:  # hits to fetch from each leg
-    """Give the number of hits to fetch for a number of hits wanted: 50, 100, 200, ..."""
-    depth = 50
-    while depth < 2 * k:
-        depth *= 2
-    return min(depth, MAXIMUM_HITS)
-
-
+# %% ../../nbs/01_indexing/12_store_checks.ipynb #170735d9
 def check_choice(
     value: Any,  # what was asked for
     choices: Sequence[str],  # what there is
@@ -242,8 +248,8 @@ def check_choice(
     """Refuse a name that does not exist, and name those that do."""
     if value not in choices:
         listed = ", ".join(f"'{choice}'" for choice in choices)
-        remedy = f"{suggestion(str(value), choices)} There are {listed}.".strip()
-        raise InputError(f"{value!r} is no {what}.", remedy=remedy)
+        remedy = f"{suggestion(str(value)[:80], choices)} There are {listed}.".strip()
+        raise InputError(f"{value!r:.80} is no {what}.", remedy=remedy)
     return str(value)
 
 
@@ -254,46 +260,8 @@ def check_count(
 ) -> int:  # the same number
     """Refuse what is no whole number from 1 to a maximum."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= maximum:
-        raise InputError(f"{what} is {value!r}.", remedy=f"Give a whole number from 1 to {maximum:,}.")
+        raise InputError(f"{what} is {value!r:.80}.", remedy=f"Give a whole number from 1 to {maximum:,}.")
     return int(value)
-
-# %% ../../nbs/01_indexing/12_store_checks.ipynb #5e861d29
-@dataclass(frozen=True)
-class SearchSettings:
-    """Hold the settings of one search, checked."""
-
-    k: int = 5  # hits that are wanted
-    search_mode: str = "vector"  # "vector", "keyword" or "hybrid"
-    ranker_strategy: str = "rrf"  # "rrf", "weighted" or "normalized"; hybrid only
-    ranker_k: int = 60  # constant of rrf
-    ranker_alpha: float = 0.5  # weight of the dense leg in weighted and normalized
-
-    def __post_init__(self) -> None:
-        check_count(self.k, MAXIMUM_HITS, "k")
-        check_choice(self.search_mode, SEARCH_MODES, "search mode")
-        hybrid = self.search_mode == "hybrid"
-        if hybrid or self.ranker_strategy:
-            check_choice(self.ranker_strategy, RANKER_STRATEGIES, "ranker strategy")
-        if hybrid and self.ranker_strategy == "rrf":
-            check_count(self.ranker_k, MAXIMUM_HITS, "ranker_k")
-        elif hybrid and (
-            isinstance(self.ranker_alpha, bool)
-            or not isinstance(self.ranker_alpha, int | float | np.number)
-            or not 0 <= self.ranker_alpha <= 1
-        ):
-            raise InputError(f"ranker_alpha is {self.ranker_alpha!r}.", remedy="Give a number from 0 to 1.")
-
-    @property
-    def legs(self) -> tuple[str, ...]:
-        """Name the legs that the search walks on."""
-        return {"vector": ("dense",), "keyword": ("keyword",), "hybrid": ("dense", "keyword")}[
-            self.search_mode
-        ]
-
-    @property
-    def depth(self) -> int:
-        """Give the number of hits to fetch from each leg."""
-        return search_depth(self.k)
 
 # %% ../../nbs/01_indexing/12_store_checks.ipynb #e5f03e47
 _MADE = {

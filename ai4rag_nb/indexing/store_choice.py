@@ -19,7 +19,7 @@ from ai4rag_nb.indexing.store_config import (
 )
 
 # %% auto #0
-__all__ = ['STORES', 'config_from_env', 'remembered_config']
+__all__ = ['STORES', 'config_from_env', 'with_searches', 'remembered_config']
 
 # %% ../../nbs/01_indexing/12b_store_choice.ipynb #fb67faa5
 STORES: dict[str, Any] = {"milvus_lite": MilvusLiteConfig, "milvus": MilvusConfig, "pgvector": PGVectorConfig}
@@ -27,10 +27,21 @@ STORES: dict[str, Any] = {"milvus_lite": MilvusLiteConfig, "milvus": MilvusConfi
 
 def config_from_env(
     provider: str,  # "milvus_lite", "milvus" or "pgvector"
+    **searches: str | None,  # keyword and distance_metric; None: as the environment has it
 ) -> BaseVectorStoreConfig:  # the configuration that the environment describes
     """Read the configuration of a store from environment variables."""
-    config: BaseVectorStoreConfig = STORES[check_choice(provider, tuple(STORES), "vector store")].from_env()
-    return config
+    config = STORES[check_choice(provider, tuple(STORES), "vector store")].from_env()
+    return with_searches(config, **searches)
+
+
+def with_searches(
+    config: BaseVectorStoreConfig,  # where vectors are kept
+    **searches: str | None,  # keyword and distance_metric; None: as it is
+) -> BaseVectorStoreConfig:  # the same, searched in this way
+    """Choose how a store searches."""
+    chosen: Any = {name: value for name, value in searches.items() if value is not None}
+    found: BaseVectorStoreConfig = replace(config, **chosen) if chosen else config
+    return found
 
 # %% ../../nbs/01_indexing/12b_store_choice.ipynb #8e39340d
 def remembered_config(

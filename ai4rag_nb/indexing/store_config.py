@@ -33,7 +33,7 @@ class BaseVectorStoreConfig:
             binding["keyword"] = str(getattr(self, "keyword", ""))
         return binding
 
-
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #175cd054
 def _check_searches(
     config: Any,  # a configuration with a metric, a keyword mode and exact_rows
 ) -> None:
@@ -53,7 +53,19 @@ def _check_whole(
     """Refuse what is no whole number within limits."""
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise InputError(
-            f"{what} is {value!r}.", remedy=f"Give a whole number from {minimum:,} to {maximum:,}."
+            f"{what} is {value!r:.80}.", remedy=f"Give a whole number from {minimum:,} to {maximum:,}."
+        )
+
+
+def _check_seconds(
+    value: Any,  # what was given
+    what: str,  # how to name it
+) -> None:
+    """Refuse what is no time limit."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < 86_400:
+        raise InputError(
+            f"{what} is {value!r:.80}.", remedy="Give a number of seconds above 0 and below 86,400."
         )
 
 # %% ../../nbs/01_indexing/12a_store_config.ipynb #e584c278
@@ -68,10 +80,12 @@ class MilvusLiteConfig(BaseVectorStoreConfig):
     keyword: str = "native"  # "native" (its own BM25) or "bm25" (ours)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "db_path", os.fspath(self.db_path))
         _check_searches(self)
-        check_text(self.db_path, "The path of the vector store")
-        check_path(self.db_path, "The path of the vector store")
+        if not isinstance(self.db_path, str | os.PathLike):
+            raise InputError(f"db_path is {self.db_path!r:.80}.", remedy="Give the path of a file.")
+        object.__setattr__(self, "db_path", os.fspath(self.db_path))
+        check_text(self.db_path, "db_path, the path of the vector store")
+        check_path(self.db_path, "db_path, the path of the vector store,")
         if not self.db_path.endswith(".db"):
             raise InputError(
                 f"The vector store '{self.db_path}' does not end in '.db'.", remedy="Add '.db' to it."
@@ -93,22 +107,16 @@ class MilvusLiteConfig(BaseVectorStoreConfig):
 def _variable(
     name: str,  # an environment variable
     example: str,  # what it could hold
+    others: str = "",  # what belongs to it, for the message
 ) -> str:  # what it holds
     """Read an environment variable that has to be there."""
     value = os.environ.get(name, "").strip()
     if not value:
         raise InputError(
-            f"The environment variable {name} is not set.", remedy=f"Set it, for example to {example}."
+            f"The environment variable {name} is not set.",
+            remedy=f"Set it, for example to {example}{others}.",
         )
     return value
-
-
-def _check_certificate(
-    path: str | None,  # a certificate of an authority, as a PEM file
-) -> None:
-    """Refuse a certificate that is not there."""
-    if path and not Path(path).expanduser().is_file():
-        raise InputError(f"There is no certificate '{path}'.", remedy="Give the path of a PEM file.")
 
 
 def _check_words(
@@ -119,6 +127,29 @@ def _check_words(
     for name in names:
         if not check_text(getattr(config, name), f"{name} of the vector store").strip():
             raise InputError(f"The vector store has no {name}.", remedy=f"Give {name}.")
+
+# %% ../../nbs/01_indexing/12a_store_config.ipynb #af35d036
+def _check_certificate(
+    path: Any,  # a certificate of an authority, as a PEM file; None or empty for none
+) -> None:
+    """Refuse a certificate that is not there."""
+    remedy = "Give the path of a PEM file."
+    if path is None or path == "":
+        return
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"ca_cert is {path!r:.80}.", remedy=remedy)
+    check_path(path, "ca_cert")
+    if not Path(path).expanduser().is_file():
+        raise InputError(f"There is no certificate '{str(path)[:200]}' (ca_cert).", remedy=remedy)
+
+
+def _check_secret(
+    value: Any,  # a password or a key; None for none
+    what: str,  # how to name it; the value is never shown
+) -> None:
+    """Refuse a secret that no server takes."""
+    if value is not None:
+        check_text(value, what, "Give a shorter one.")
 
 # %% ../../nbs/01_indexing/12a_store_config.ipynb #7ba4d9cc
 @dataclass(frozen=True)
@@ -144,7 +175,7 @@ class MilvusConfig(BaseVectorStoreConfig):
     def from_env(cls) -> MilvusConfig:  # MILVUS_URI, MILVUS_TOKEN, MILVUS_CA_CERT
         """Read the configuration from environment variables."""
         secret, certificate = os.environ.get("MILVUS_TOKEN"), os.environ.get("MILVUS_CA_CERT")
-        address = _variable("MILVUS_URI", "http://localhost:19530")
+        address = _variable("MILVUS_URI", "http://localhost:19530", ", and MILVUS_TOKEN where one is needed")
         return cls(address, secret or None, certificate or None)
 
     def binding(self) -> dict[str, str]:  # the provider, the address, the database and the metric
@@ -158,17 +189,15 @@ def _check_milvus(
 ) -> None:
     """Refuse an address, a secret or a time limit that cannot work."""
     _check_words(config, ("uri", "database"))
-    if config.token is not None:
-        check_text(config.token, "The token of the Milvus server", "Give user:password or an API key.")
+    _check_secret(config.token, "The token of the Milvus server")
     address = urlsplit(config.uri)
     if address.scheme not in ("http", "https") or not address.hostname:
-        shown = config.uri.rsplit("@", 1)[-1]
+        shown = config.uri.rsplit("@", 1)[-1][:200]
         raise InputError(f"'{shown}' is no address of a Milvus server.", remedy="Give http://host:19530.")
     if address.username or address.password:
         raise InputError("The address of the Milvus server holds a password.", remedy="Give it as token.")
     for name in ("timeout_seconds", "settle_seconds"):
-        if not 0 < getattr(config, name) < 86_400:
-            raise InputError(f"{name} is {getattr(config, name)!r}.", remedy="Give seconds above 0.")
+        _check_seconds(getattr(config, name), name)
     if config.ca_cert and address.scheme != "https":
         raise InputError("ca_cert is of no use over http://.", remedy="Begin the address with https://.")
     _check_certificate(config.ca_cert)
@@ -186,7 +215,7 @@ class PGVectorConfig(BaseVectorStoreConfig):
     password: str | None = field(default=None, repr=False)
     ca_cert: str | None = None  # PEM file of the authority that signed the server's certificate
     schema: str = "public"  # where the tables are made
-    language: str = "english"  # text search configuration of native keyword search
+    language: str = "auto"  # text search configuration of native keyword search; auto: that of the texts
     distance_metric: str = "cosine"  # "cosine", "l2" or "ip"
     exact_rows: int = 10_000  # rows up to which the search is exact; above them an HNSW index is built
     keyword: str = "native"  # "native" (PostgreSQL's full text) or "bm25" (ours)
@@ -198,16 +227,19 @@ class PGVectorConfig(BaseVectorStoreConfig):
         _check_postgres(self)
 
     @classmethod
-    def from_env(cls) -> PGVectorConfig:  # PGVECTOR_HOST, _PORT, _DB, _USER, _PASSWORD, _CA_CERT
+    def from_env(cls) -> PGVectorConfig:  # PGVECTOR_HOST, _PORT, _DB, _USER, _PASSWORD, _CA_CERT, _LANGUAGE
         """Read the configuration from environment variables."""
-        host = _variable("PGVECTOR_HOST", "localhost")
-        return cls(host, _port(), *_postgres_login())
+        others = ", and PGVECTOR_PORT, _DB, _USER and _PASSWORD where the defaults are not right"
+        host = _variable("PGVECTOR_HOST", "localhost", others)
+        language = os.environ.get("PGVECTOR_LANGUAGE") or cls.language
+        return cls(host, _port(), *_postgres_login(), language=language)
 
     def binding(self) -> dict[str, str]:  # the provider, the place and the metric
         """Describe the place for results and messages; neither user nor password is in it."""
         place = {"uri": f"postgresql://{self.host}:{self.port}/{self.database}", "schema": self.schema}
-        searches = {"distance_metric": self.distance_metric, "language": self.language}
-        return {**super().binding(), **place, **searches}
+        searches = {"distance_metric": self.distance_metric}
+        stems = {} if self.keyword == "bm25" else {"language": self.language}
+        return {**super().binding(), **place, **searches, **stems}
 
 # %% ../../nbs/01_indexing/12a_store_config.ipynb #5529c81a
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -221,10 +253,12 @@ def _check_postgres(
     _check_whole(config.port, 1, 65_535, "port")
     _check_whole(config.pool_size, 1, 1_000, "pool_size")
     for name in ("schema", "language"):
-        if not _IDENTIFIER.fullmatch(str(getattr(config, name))):
-            raise InputError(f"{getattr(config, name)!r} is no {name}.", remedy="Use letters, digits and _.")
-    if not 0 < config.timeout_seconds < 86_400:
-        raise InputError(f"timeout_seconds is {config.timeout_seconds!r}.", remedy="Give seconds above 0.")
+        value = getattr(config, name)
+        if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
+            remedy = f"Give {name} as letters, digits and _."
+            raise InputError(f"{value!r:.80} is no {name}.", remedy=remedy)
+    _check_secret(config.password, "The password of the PostgreSQL server")
+    _check_seconds(config.timeout_seconds, "timeout_seconds")
     _check_certificate(config.ca_cert)
 
 

@@ -26,7 +26,7 @@ from ai4rag_nb.indexing.store_checks import (
 )
 
 # %% auto #0
-__all__ = ['WeighingStore', 'LoadingStore', 'ChangingStore', 'VerifiedStore']
+__all__ = ['WeighingStore', 'LoadingStore', 'RemovingStore', 'ChangingStore', 'VerifiedStore']
 
 # %% ../../nbs/01_indexing/13f_store_loading.ipynb #52e8b15f
 def _checked_load(
@@ -70,6 +70,9 @@ class WeighingStore(SearchBackend):
         ours = getattr(getattr(self, "config", None), "keyword", "native") == "bm25"
         return KeywordIndex(self) if ours and "keyword" in self.capabilities() else None
 
+    def _turn(self) -> AbstractContextManager[None]:
+        return self.keyword_index.alone() if self.keyword_index else nullcontext()
+
     def _changing(
         self, rows: Sequence[StoredRow] = (), keys: Sequence[str] = ()
     ) -> AbstractContextManager[None]:
@@ -107,8 +110,32 @@ class LoadingStore(WeighingStore):
         self.revision += 1
         return len(rows)
 
-# %% ../../nbs/01_indexing/13f_store_loading.ipynb #8c44cd2b
-class ChangingStore(LoadingStore):
+# %% ../../nbs/01_indexing/13f_store_loading.ipynb #917a1b90
+class RemovingStore(LoadingStore):
+    """Make what a change of documents needs."""
+
+    def _vectors(
+        self,
+        chunks: Sequence[AI4RAGChunk],  # what is to be loaded
+        embeddings: Any | None,  # their vectors, if they were given
+    ) -> Any | None:  # their vectors; None where only the load itself can make them
+        """Make vectors ahead of a load."""
+        return _checked_load(self, chunks, embeddings)[1]
+
+    def _remove(
+        self,
+        keys: list[str],  # rows that are there
+    ) -> int:  # how many they are
+        """Delete rows and settle."""
+        if keys:
+            with self._turn(), self._together(), self._changing(keys=keys):
+                self._delete(keys)
+                self._settle()
+            self.revision += 1
+        return len(keys)
+
+# %% ../../nbs/01_indexing/13f_store_loading.ipynb #35d15e90
+class ChangingStore(RemovingStore):
     """Change a collection document by document."""
 
     def delete_documents(
@@ -117,7 +144,8 @@ class ChangingStore(LoadingStore):
     ) -> int:  # how many chunks were deleted
         """Delete all chunks of documents."""
         digests = document_filter(document_ids)
-        return self._remove([key for key, _, _ in self._inventory(digests)] if digests else [])
+        with self._turn(), self._together():
+            return self._remove([key for key, _, _ in self._inventory(digests)] if digests else [])
 
     def replace_documents(
         self,
@@ -126,23 +154,13 @@ class ChangingStore(LoadingStore):
         on_progress: Callable[[int, int], None] | None = None,  # called with (rows written, rows in all)
     ) -> int:  # the number of rows written
         """Write chunks, and delete what the documents that occur in them no longer have."""
-        written = self.add_documents(chunks, embeddings, on_progress)
         kept = {row.key for row in check_rows(chunks)}
-        digests = sorted({key[:32] for key in kept})
-        self._remove([key for key, _, _ in self._inventory(digests) if key not in kept])
+        vectors = self._vectors(chunks, embeddings)
+        with self._turn(), self._together():
+            written = self.add_documents(chunks, vectors, on_progress)
+            digests = sorted({key[:32] for key in kept})
+            self._remove([key for key, _, _ in self._inventory(digests) if key not in kept])
         return written
-
-    def _remove(
-        self,
-        keys: list[str],  # rows that are there
-    ) -> int:  # how many they are
-        """Delete rows and settle."""
-        if keys:
-            with self._changing(keys=keys):
-                self._delete(keys)
-                self._settle()
-            self.revision += 1
-        return len(keys)
 
 # %% ../../nbs/01_indexing/13f_store_loading.ipynb #d860357e
 class VerifiedStore(ChangingStore):

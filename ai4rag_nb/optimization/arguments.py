@@ -24,9 +24,10 @@ _FORMS: dict[str, tuple[tuple[type, ...], str]] = {
     "search_space": ((AI4RAGSearchSpace,), "Give AI4RAGSearchSpace(...)."),
     "optimizer_settings": ((OptimizerSettings, Mapping), 'Give a mapping, as {"max_evals": 20}.'),
     "vector_store_config": ((BaseVectorStoreConfig,), "Give MilvusLiteConfig(path), or leave it out."),
-    "optimizer": ((str,), 'Give "gam" or "random".'),
+    "optimizer": ((str,), 'Give its name, for instance "gam" or "bayes".'),
     "settings": ((Settings,), "Give Settings(...) or load_settings(path)."),
     "strict": ((bool,), "Give True or False."),
+    "force_judge": ((bool,), "Give True or False."),
 }
 
 
@@ -46,6 +47,18 @@ def check_forms(
     for name, (types, remedy) in _FORMS.items():
         if given.get(name) is not None and not isinstance(given[name], types):
             raise refuse(name, given[name], remedy)
+    if given.get("judge_check") is not None:
+        _check_judge_form(given["judge_check"])
+
+
+def _check_judge_form(
+    given: Any,  # what should be the result of `check_judge`
+) -> None:
+    """Refuse what is no check of a judge; the module is loaded by those who use one."""
+    from ai4rag_nb.evaluation.judge_check import JudgeCheck
+
+    if not isinstance(given, JudgeCheck):
+        raise refuse("judge_check", given, "Give what check_judge(...) returned.")
 
 # %% ../../nbs/04_optimization/18a_arguments.ipynb #9637e9f0
 def check_number(

@@ -18,8 +18,8 @@ from ..foundations.errors import SearchSpaceError
 from ..foundations.texts import content_key
 
 # %% auto #0
-__all__ = ['TYPES', 'value_identity', 'value_label', 'short', 'checked_value', 'spread', 'Choices', 'find_choice',
-           'checked_choices']
+__all__ = ['TYPES', 'SWITCH', 'MOST_LISTED', 'value_identity', 'value_label', 'short', 'checked_value', 'spread', 'Choices',
+           'switch_word', 'find_choice', 'checked_choices']
 
 # %% ../../nbs/04_optimization/00_choices.ipynb #a495bc8e
 def value_identity(
@@ -81,7 +81,8 @@ def checked_value(
     value: Any,  # what was given
 ) -> Any:  # the value in its one form: 64 for 64.0 in "I", 1.0 for 1 in "R"
     """Bring a value into the form of its type, or refuse it."""
-    value = value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+    alone = type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1
+    value = value.item() if alone and hasattr(value, "item") else value
     number = isinstance(value, numbers.Real) and not isinstance(value, bool) and _finite(value)
     if param_type == "I" and number and (isinstance(value, int) or float(value).is_integer()):
         return int(value)
@@ -157,12 +158,25 @@ class Choices:
         """Return the position of every value by its identity."""
         return {content_key(value_identity(value)): place for place, value in enumerate(self.values)}
 
-# %% ../../nbs/04_optimization/00_choices.ipynb #707f3f80
+# %% ../../nbs/04_optimization/00_choices.ipynb #78e3fbdf
+SWITCH = ("off", "on")
+_SAID = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", "off": "off"}
+
+
+def switch_word(
+    value: Any,  # what was given for a setting that is "off" or "on"
+) -> Any:  # "off" or "on" where it says so; anything else as it is
+    """Read a truth value, or a yes or no, as the word that is meant."""
+    return _SAID.get(str(value).strip().casefold(), value) if isinstance(value, bool | str) else value
+
+
 def find_choice(
     choices: Choices,  # the values of one parameter
     value: Any,  # a value, or the label of one
 ) -> int:  # its position, or -1
     """Find where a value stands among the choices."""
+    if choices.param_type == "C" and all(known in SWITCH for known in choices.values):
+        value = switch_word(value)
     if isinstance(choices.values, range):
         whole = isinstance(value, numbers.Real) and _finite(value) and float(value).is_integer()
         return choices.values.index(int(value)) if whole and int(value) in choices.values else -1
@@ -176,6 +190,9 @@ def find_choice(
     return position
 
 # %% ../../nbs/04_optimization/00_choices.ipynb #bccef57e
+MOST_LISTED = 100_000  # values of a list; a range of whole numbers may have more
+
+
 def checked_choices(
     name: str,  # the parameter
     param_type: str,  # "C", "I", "R" or "B"
@@ -188,7 +205,10 @@ def checked_choices(
         remedy = f"Write {name}=[{short(values)}]."
         raise SearchSpaceError(f"{name}: {short(values)} is not a list.", remedy=remedy)
     distinct: dict[str, Any] = {}
-    for value in values:
+    for place, value in enumerate(values):
+        if place > MOST_LISTED:
+            remedy = "Give fewer, or minimum, maximum and step for whole numbers."
+            raise SearchSpaceError(f"{name}: more than {MOST_LISTED:,} values are too many.", remedy=remedy)
         known = checked_value(name, param_type, value)
         distinct.setdefault(content_key(value_identity(known)), known)
     if not distinct:

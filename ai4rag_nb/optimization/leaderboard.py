@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['leaderboard_records', 'metric_names', 'other_metrics', 'varied_settings', 'leaderboard_frame']
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #4dad2aba
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #14daa5ef
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.metrics import order_note
+from ..evaluation.shown_values import shown_decimals
 from ..foundations.errors import InputError
 from .ranking import RANKED_STATES, RankedEvaluations, metric_scores
 
@@ -43,7 +44,10 @@ def leaderboard_records(
     note = {"note": said} if (said := order_note(key)) else {}
     return {"metric": key, "chosen": list(results.metrics), "patterns": patterns, **note}
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #b637f7fe
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #a555ce7b
+_RECALL, _F1 = "unitxt:answer_correctness", "custom:token_f1"
+
+
 def metric_names(
     records: Mapping[str, Any],  # as `leaderboard_records` gives them
 ) -> dict[str, str]:  # "evaluator:metric" -> how the column is called
@@ -56,10 +60,13 @@ def metric_names(
 def other_metrics(
     records: Mapping[str, Any],  # as `leaderboard_records` gives them
 ) -> list[str]:  # "evaluator:metric"
-    """List the metrics that stand beside the one that is ranked by."""
-    chosen = records.get("chosen")
-    keys = [key for key in metric_names(records) if key != records["metric"]]
-    return [key for key in keys if not chosen or key in chosen]
+    """List the metrics that stand beside the one that is ranked by; token F1 beside recall, always."""
+    chosen, names = records.get("chosen"), list(metric_names(records))
+    if _RECALL in names and _F1 in names:  # recall alone praises long answers
+        names.remove(_F1)
+        names.insert(names.index(_RECALL) + 1, _F1)
+    wanted = [*chosen, *([_F1] if _RECALL in (*chosen, records["metric"]) else [])] if chosen else names
+    return [key for key in names if key in wanted and key != records["metric"]]
 
 
 def varied_settings(
@@ -73,16 +80,25 @@ def varied_settings(
     }
     return [name for name in names if len(values[name]) > 1]
 
-# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #a09e731c
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #5ea28fb2
+def _rounded(
+    value: float | None,  # of a metric
+    metric: str,  # its name
+    digits: int,  # decimals of a score
+) -> float | None:  # with as many decimals as it needs to be seen
+    """Round a value for the short form."""
+    return None if value is None else round(value, shown_decimals(value, metric, digits))
+
+# %% ../../nbs/04_optimization/08b_leaderboard.ipynb #d5ce4d3a
 def _score_columns(
     name: str,  # how the metric is called
     scores: Mapping[str, Any],  # its mean, interval and count; empty where there are none
     count: str,  # how the column of the count is called
-    digits: int | None,  # to round to; None for all
+    digits: int | None,  # to round to, more for small amounts; None for all
 ) -> dict[str, Any]:  # column -> value
     """Give the columns of one metric with its interval."""
     values = [scores.get(part) for part in ("mean", "ci_low", "ci_high")]
-    shown = [value if value is None or digits is None else round(value, digits) for value in values]
+    shown = [value if digits is None else _rounded(value, name, digits) for value in values]
     names = (name, f"{name}_ci_low", f"{name}_ci_high")
     return {**dict(zip(names, shown, strict=True)), count: scores.get("n")}
 
@@ -100,7 +116,7 @@ def _short_row(
     row |= _score_columns(names.get(key, key.partition(":")[2]), scores.get(key, {}), "n", 3)
     for other in other_metrics(records):
         mean = scores.get(other, {}).get("mean")
-        row[names[other]] = None if mean is None else round(mean, 3)
+        row[names[other]] = _rounded(mean, other, 3)
     row |= {name: entry["settings"].get(name, "") for name in settings}
     tokens = entry["context_tokens"]
     row["context_tokens"] = None if tokens is None else round(tokens)

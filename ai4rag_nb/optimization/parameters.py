@@ -13,7 +13,7 @@ from typing import Any
 
 from ..foundations.errors import SearchSpaceError, suggestion
 from ..foundations.texts import content_key
-from .choices import TYPES, Choices, checked_choices, spread, value_identity
+from .choices import TYPES, Choices, checked_choices, short, spread, value_identity
 
 # %% auto #0
 __all__ = ['WHOLE', 'Parameter', 'in_order', 'Rule', 'check_rule_names']
@@ -67,11 +67,11 @@ def _check_head(
     name, kind = parameter.name, parameter.param_type
     if not isinstance(name, str) or not name.isidentifier():
         raise SearchSpaceError(
-            f"{name!r} is no parameter name.", remedy="Use letters, digits and underscores."
+            f"{short(name)} is no parameter name.", remedy="Use letters, digits and underscores."
         )
-    if kind not in TYPES:
+    if not isinstance(kind, str) or kind not in TYPES:
         known = ", ".join(f"{key} ({meaning})" for key, meaning in TYPES.items())
-        raise SearchSpaceError(f"{name}: {kind!r} is no type.", remedy=f"Types are {known}.")
+        raise SearchSpaceError(f"{name}: {short(kind)} is no type.", remedy=f"Types are {known}.")
     if name in parameter.parents:
         raise SearchSpaceError(f"{name} depends on itself.", remedy="Name another parameter.")
 
@@ -140,7 +140,7 @@ class Rule:
         """Find a message where none was given."""
         if not callable(self.function):
             raise SearchSpaceError(
-                f"{self.function!r} is no rule.", remedy="Give a function of parameter names."
+                f"{short(self.function)} is no rule.", remedy="Give a function of parameter names."
             )
         if not self.message:
             lines = (inspect.getdoc(self.function) or "").splitlines()

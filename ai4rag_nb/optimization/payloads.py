@@ -5,19 +5,23 @@
 # %% auto #0
 __all__ = ['indexing_parameters', 'rag_parameters', 'pattern_payload', 'question_results', 'write_json', 'LocalEventHandler']
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #25de5eb4
+# %% ../../nbs/04_optimization/08_payloads.ipynb #9e5381ac
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.evaluation_data import EvaluationData, right_documents
-from ..foundations.errors import StorageError
+from ..foundations.errors import RunFolderError, StorageError
 from ..foundations.events import BaseEventHandler
+from ..foundations.texts import content_key
 from ..indexing.embedding import BaseEmbeddingModel
+from .run_store import RunStore, is_run_folder
 from .stage_progress import stored_trace
 from .stage_settings import OPTIONAL_SETTINGS
+from ..querying.context_order import RANK_MARK, retrieval_order
 from ..querying.generation import BaseFoundationModel
 
 # %% ../../nbs/04_optimization/08_payloads.ipynb #e275c731
@@ -118,10 +122,14 @@ def question_results(
                 "question_id": data.question_id,
                 "question": data.question,
                 "correct_answers": list(data.ground_truths),
+                "document_keys": list(data.ground_truths_context_ids),
+                "evidence": _evidence_entries(data),
+                "answerable": data.answerable,
                 "answer": response["answer"],
                 "answer_contexts": list(data.contexts),
                 "metrics": metrics,
                 "hits": _hit_entries(response["reference_documents"], marks, right_documents(data)),
+                **({"plain_answer": data.answer} if _is_marked(data, response) else {}),
                 "timings": dict(response.get("timings") or {}),
                 "tokens": dict(response.get("tokens") or {}),
                 "trace": stored_trace(response.get("trace") or ()),
@@ -133,9 +141,36 @@ def question_results(
         )
     return entries
 
+# %% ../../nbs/04_optimization/08_payloads.ipynb #fc9ffc78
+def _is_marked(
+    data: EvaluationData,  # one answered question
+    response: Mapping[str, Any],  # the pipeline's answer
+) -> bool:  # whether the pipeline put marks into it
+    """Tell whether another text was scored than the one that was given."""
+    return data.answer is not None and data.answer != response["answer"]
+
+
+def _prompt_places(
+    chunks: Sequence[Any],  # the chunks in the order of the prompt
+) -> list[tuple[Any, int | None]]:  # in the order of the retrieval, with the place; None where it is the same
+    """Put chunks into the order of the retrieval, and keep the order of the prompt."""
+    order = retrieval_order([chunk.metadata for chunk in chunks])
+    kept = all(RANK_MARK in chunk.metadata for chunk in chunks)
+    return [(chunks[place], place + 1 if kept else None) for place in order]
+
 # %% ../../nbs/04_optimization/08_payloads.ipynb #bf3acfdc
+def _evidence_entries(
+    data: EvaluationData,  # one answered question
+) -> list[dict[str, Any]]:  # passages that hold the answer, with every place where they stand
+    """Describe the evidence of a question."""
+    return [
+        {"text": item.text, "spans": [[span.document_id, span.start, span.end] for span in item.spans]}
+        for item in data.evidence
+    ]
+
+
 def _hit_entries(
-    chunks: Sequence[Any],  # the retrieved chunks
+    chunks: Sequence[Any],  # the retrieved chunks, in the order of the prompt
     evidence_marks: Sequence[bool | None],  # which of them hold evidence; None where none is known
     document_marks: Sequence[bool],  # which of them are from a correct document
 ) -> list[dict[str, Any]]:  # one entry a chunk, in rank order
@@ -152,11 +187,15 @@ def _hit_entries(
             "scores": dict(getattr(chunk, "scores", {})),
             "evidence": mark,
             "right_document": right,
+            **({"kept_spans": list(kept)} if (kept := chunk.metadata.get("kept_spans")) else {}),
+            **({} if place is None else {"prompt_place": place}),
         }
-        for chunk, mark, right in zip(chunks, evidence_marks, document_marks, strict=True)
+        for (chunk, place), mark, right in zip(
+            _prompt_places(chunks), evidence_marks, document_marks, strict=True
+        )
     ]
 
-# %% ../../nbs/04_optimization/08_payloads.ipynb #4a7ab49c
+# %% ../../nbs/04_optimization/08_payloads.ipynb #a5e3d112
 def write_json(
     path: Path,  # where the file belongs; its folder is made when missing
     value: Any,  # anything that JSON can hold
@@ -176,7 +215,25 @@ def write_json(
             remedy="Check free space and permissions, then run the same again: everything finished is kept.",
         ) from error
 
+# %% ../../nbs/04_optimization/08_payloads.ipynb #d5259a02
+_OWNER = "run.json"  # says whose patterns lie in a folder
 
+
+def _owner(
+    folder: Path,  # where patterns may lie
+) -> str | None:  # the key of their experiment; None where nobody knows
+    """Read whose patterns lie in a folder."""
+    if is_run_folder(folder):
+        with closing(RunStore(folder)) as store:
+            fingerprint = store.fact("fingerprint", None)
+        return content_key(fingerprint) if fingerprint else None
+    try:
+        told = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(told.get("run")) if isinstance(told, dict) else None
+
+# %% ../../nbs/04_optimization/08_payloads.ipynb #75fb83b4
 class LocalEventHandler(BaseEventHandler):
     """Write `PatternN/pattern.json` and `PatternN/evaluation_results.json` for every pattern."""
 
@@ -184,7 +241,19 @@ class LocalEventHandler(BaseEventHandler):
         self,
         output_path: str | Path,  # the folder in which each pattern gets a folder
     ) -> None:
-        self.output_path = Path(output_path)
+        self.output_path, self.run = Path(output_path), ""
+
+    def before_run(
+        self,
+        run: str,  # names the experiment
+    ) -> None:
+        """Refuse a folder with the patterns of another experiment."""
+        self.run = run
+        if _owner(self.output_path) != run and any(self.output_path.glob("Pattern[0-9]*")):
+            raise RunFolderError(
+                f"The folder '{self.output_path}' holds the patterns of another experiment.",
+                remedy="Name a new or an empty folder for this handler.",
+            )
 
     def on_pattern_creation(
         self,
@@ -192,6 +261,8 @@ class LocalEventHandler(BaseEventHandler):
         evaluation_results: list[dict[str, Any]],  # one entry a question
     ) -> None:
         """Write the two files of a pattern."""
+        if self.run and not (self.output_path / _OWNER).exists():
+            write_json(self.output_path / _OWNER, {"run": self.run})
         folder = self.output_path / payload["name"]
         write_json(folder / "evaluation_results.json", evaluation_results)
         write_json(folder / "pattern.json", payload)

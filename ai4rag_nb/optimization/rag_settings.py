@@ -13,14 +13,20 @@ from ..foundations.texts import content_key
 from ..indexing.store_checks import MAXIMUM_HITS
 from .choices import Choices, short, value_identity
 from .parameters import Parameter, Rule
-from .stage_settings import OPTIONAL_SETTINGS, Condition, Setting
+from ai4rag_nb.optimization.stage_settings import (
+    CONTENT_CHUNKERS,
+    OPTIONAL_SETTINGS,
+    SMALL_CHUNKERS,
+    Condition,
+    Setting,
+)
 
 # %% auto #0
 __all__ = ['CHUNK_SIZES', 'SMALLEST_CHUNK', 'LARGEST_WINDOW', 'CHUNKERS', 'SEARCHES', 'RETRIEVALS', 'FUSIONS', 'TEMPLATES',
            'RECURSIVE', 'HYBRID', 'RECIPROCAL', 'WEIGHTED', 'WINDOW', 'INDEXING_SETTINGS', 'QUERYING_SETTINGS',
            'SETTINGS', 'BY_NAME', 'MOST_VALUES', 'KNOWN_WINDOWS', 'Windows', 'KNOWN_SPECIAL_TOKENS', 'GENERAL_RULES',
            'check_names', 'possible_words', 'check_values', 'fitting_sizes', 'check_smallest_size', 'window_rules',
-           'overlap_parameter', 'in_order']
+           'overlap_parameter', 'in_order', 'setting_rows']
 
 # %% ../../nbs/04_optimization/02a_rag_settings.ipynb #52cd8067
 CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048)
@@ -98,11 +104,15 @@ def check_names(
 def possible_words(
     setting: Setting,  # a setting
 ) -> tuple[str, ...]:  # the words it understands; empty for models and numbers
-    """List what a setting understands, chunkers that were registered included."""
+    """List what a setting understands, chunkers and templates that were registered included."""
     if setting.name == "chunking_method":
         from ai4rag_nb.indexing.chunking import chunking_methods
 
         return tuple(dict.fromkeys([*setting.possible, *chunking_methods()]))
+    if setting.name == "template_id":
+        from ai4rag_nb.querying.templates import template_names
+
+        return tuple(dict.fromkeys([*setting.possible, *template_names()]))
     return setting.possible
 
 # %% ../../nbs/04_optimization/02a_rag_settings.ipynb #e70037f1
@@ -126,6 +136,9 @@ def check_values(
             if possible and value not in possible:
                 known = ", ".join(word for word in possible if word)
                 remedy = f"{suggestion(str(value), possible)} It can be {known}.".strip()
+                if isinstance(value, bool):
+                    bare = "a bare off, on, yes or no is a truth value in YAML"
+                    remedy = f"Put words in quotes: {bare}. {remedy}"
                 raise SearchSpaceError(f"{name}: {short(value)} is not known.", remedy=remedy)
             model = getattr(value, "fingerprint", None) or (isinstance(value, str) and value.strip())
             if not possible and not model:
@@ -241,3 +254,17 @@ def in_order(
         *QUERYING_SETTINGS,
         *(setting for setting in added if setting not in early),
     ]
+
+# %% ../../nbs/04_optimization/02a_rag_settings.ipynb #87c181a0
+def setting_rows() -> list[tuple[str, str, str]]:  # name, values, meaning; in the order of the pipeline
+    """List all parameters of a space: what there is, or what is tried, and what is used without them."""
+    rows, more = [], {"chunking_method": (*CHUNKERS, *SMALL_CHUNKERS, *CONTENT_CHUNKERS)}
+    for setting in in_order(OPTIONAL_SETTINGS):
+        name, optional = setting.name, setting in OPTIONAL_SETTINGS
+        usual = ", ".join(str(value) for value in setting.defaults) or "-"
+        usual = "0, a quarter of chunk_size" if name == "chunk_overlap" else usual
+        values = ", ".join(value for value in more.get(name, setting.possible) if value) or usual
+        needs = " or ".join(f"{other} {' / '.join(map(str, wanted))}" for other, wanted in setting.condition)
+        meaning = f"{setting.meaning}; with {needs}" if needs else setting.meaning
+        rows.append((name, f"{values} [{usual}]" if optional else values, meaning))
+    return rows

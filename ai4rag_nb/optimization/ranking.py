@@ -8,6 +8,7 @@ __all__ = ['RANKED_STATES', 'metric_scores', 'question_values', 'Evaluations', '
 # %% ../../nbs/04_optimization/08a_ranking.ipynb #aca39a9d
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.context_size import rank_key, same_score
@@ -33,7 +34,7 @@ def question_values(
 ) -> dict[str, float | None]:  # question id -> score; None where it is unscored
     """List the scores by question of a configuration."""
     values = {}
-    for entry in result.results:
+    for entry in result.outline:
         for scored in entry["metrics"]:
             if f"{scored['evaluator']}:{scored['name']}" == metric:
                 values[entry["question_id"]] = scored["score"]
@@ -53,6 +54,10 @@ class Evaluations:
     notes: list[str] = field(default_factory=list)  # what a reader has to know about these numbers
     pattern_builder: Callable[[EvaluationResult], "Pattern"] | None = field(default=None, repr=False)
     metrics: list[str] = field(default_factory=list)  # those that were chosen; empty where that is not known
+    test_part: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> a pattern on those questions
+    test_part_seen: bool = False  # whether the search went on after it had seen them
+    default_key: str = ""  # the key of the configuration that the defaults name; empty where not known
+    folder: Path | None = field(default=None, repr=False)  # the run folder; None where nothing is kept
 
     def metric_key(
         self,
@@ -68,9 +73,11 @@ class Evaluations:
         problem = (
             f"is measured by several evaluators: {', '.join(matches)}" if matches else "was not measured"
         )
+        bare = [key.rpartition(":")[2] for key in known]
+        spoken = [name if bare.count(name) == 1 else key for name, key in zip(bare, known, strict=True)]
         raise InputError(
             f"The metric '{metric}' {problem}.",
-            remedy=suggestion(metric, known) or f"Known: {', '.join(known)}.",
+            remedy=suggestion(metric, spoken) or f"Known: {', '.join(known)}.",
         )
 
 # %% ../../nbs/04_optimization/08a_ranking.ipynb #f7d9b787
@@ -85,11 +92,11 @@ class RankedEvaluations(Evaluations):
         key = self.metric_key(metric)
         sign = 1.0 if metric_direction(key) else -1.0
 
-        def order(result: EvaluationResult) -> tuple[int, tuple[float, float, float, int]]:
+        def order(result: EvaluationResult) -> tuple[int, tuple[float, float, int]]:
             mean = metric_scores(result).get(key, {}).get("mean")
             ranked = result.state in RANKED_STATES and mean is not None
             value = -1.0 if mean is None else sign * mean
-            by = rank_key(value, result.context_tokens, result.calls, result.iteration)
+            by = rank_key(value, result.context_tokens, result.iteration)
             return 0 if ranked else 1, by
 
         return sorted(self.evaluations, key=order)
@@ -100,7 +107,7 @@ def _sizes(
 ) -> str:  # "about 500", or "about 500 to 900"
     """Write sizes of contexts in a few words."""
     rounded = sorted({round(result.context_tokens or 0) for result in results})
-    return f"about {rounded[0]}" + (f" to {rounded[-1]}" if len(rounded) > 1 else "")
+    return f"about {rounded[0]:,}" + (f" to {rounded[-1]:,}" if len(rounded) > 1 else "")
 
 
 def exact_tie_note(
@@ -121,6 +128,4 @@ def exact_tie_note(
     sizes = [size for size in known if size is not None]
     if len(sizes) == len(known) and round(sizes[0]) < round(max(sizes)):
         return said + f"its context is short: {_sizes([leader])} tokens a question, theirs {_sizes(others)}."
-    if leader.calls < max(result.calls for result in others):
-        return said + "it calls models less often."
     return said + "it was tried first; their contexts are of the same size."

@@ -26,7 +26,7 @@ def constant_names(
     rows: list[list[dict[str, Any]]] = []
     for result in evaluated:
         entries = []
-        for entry in result.results:
+        for entry in result.outline:
             metrics = [{**metric, "value": metric["score"]} for metric in entry["metrics"]]
             entries.append({"question_id": entry["question_id"], "metrics": metrics})
         rows.append(entries)

@@ -24,6 +24,9 @@ def _is_busy(
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # the low byte is the primary code
 
 
+_DELETE = "Delete the file run.lock and run the same again: nothing is kept in it."
+
+
 @contextmanager
 def only_run_in(
     folder: str | Path,  # the run folder; made when missing
@@ -37,9 +40,9 @@ def only_run_in(
     with closing(lock):
         try:
             lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             if not _is_busy(error):
-                with storage_errors(str(path / "run.lock")):
+                with storage_errors(str(path / "run.lock"), _DELETE):
                     raise
             with closing(RunStore(path)) as store:
                 holder = store.fact("process", "unknown")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Search', 'usable_score', 'take_up', 'tell_result', 'try_configuration', 'Repetition', 'run_search']
 
-# %% ../../nbs/04_optimization/15_search.ipynb #3f472951
+# %% ../../nbs/04_optimization/15_search.ipynb #85ead451
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,11 +20,13 @@ from ai4rag_nb.foundations.events import (
 )
 from .lost_trials import forget_lost
 from .optimizer import BaseOptimizer
+from .proposals import Asking, blaming
 from ai4rag_nb.optimization.run_store import (
     Candidate,
     EvaluationResult,
     RunStore,
     get_trials,
+    kept_trial,
     put_trial,
 )
 from .search_space import SearchSpace
@@ -43,7 +45,7 @@ class Search:
     batch_size: int = 1  # configurations asked for at a time
     prepare: Callable[[], None] = field(default=lambda: None, repr=False)  # called before the first trial
 
-# %% ../../nbs/04_optimization/15_search.ipynb #4a961a86
+# %% ../../nbs/04_optimization/15_search.ipynb #6e335c21
 def usable_score(
     result: EvaluationResult,  # one evaluated configuration
 ) -> float | None:  # its score, or None when the optimizer must not learn from it
@@ -65,9 +67,10 @@ def tell_result(
     result: EvaluationResult,  # one evaluated configuration
 ) -> None:
     """Tell the optimizer what was found out."""
-    search.optimizer.tell(result.configuration, usable_score(result), reason=result.reason)
+    with blaming(type(search.optimizer), "tell"):
+        search.optimizer.tell(result.configuration, usable_score(result), reason=result.reason)
 
-# %% ../../nbs/04_optimization/15_search.ipynb #04832a41
+# %% ../../nbs/04_optimization/15_search.ipynb #59b931a3
 def try_configuration(
     search: Search,  # what the loop works with
     configuration: Mapping[str, Any],  # a proposal of the optimizer
@@ -95,7 +98,8 @@ def try_configuration(
                 state=result.state,
             )
         )
-    search.optimizer.tell(configuration, usable_score(result), reason=result.reason)
+    with blaming(type(search.optimizer), "tell"):
+        search.optimizer.tell(configuration, usable_score(result), reason=result.reason)
     return result
 
 # %% ../../nbs/04_optimization/15_search.ipynb #abb156a2
@@ -131,22 +135,26 @@ class Repetition:
         self.told = {result.key for result in others}
         return key in self.told
 
-# %% ../../nbs/04_optimization/15_search.ipynb #787cb774
+# %% ../../nbs/04_optimization/15_search.ipynb #3241742f
 def run_search(
     search: Search,  # what the loop works with
     known: list[EvaluationResult],  # what was evaluated before; new results are appended
 ) -> None:
     """Evaluate proposals until the budget or the space is used up, or somebody stops it."""
-    repetition, prepared = Repetition(known), False
+    repetition, asking, prepared = Repetition(known), Asking(search.optimizer, search.space), False
+    budget = search.optimizer.settings.max_evals
     with ThreadPoolExecutor(1, thread_name_prefix="ai4rag-ahead") as beside:
-        while proposals := search.optimizer.ask(search.batch_size):
+        while proposals := asking.ask(search.batch_size):
             for configuration in proposals:
                 search.stop.check()
                 if repetition.answered(search, search.space.key(configuration)):
                     continue
+                if len(known) >= budget:
+                    return
                 if not prepared:
                     search.prepare()
                     beside.submit(search.optimizer.load_ahead)
                     prepared = True
-                known.append(try_configuration(search, configuration, repetition.next))
+                result = try_configuration(search, configuration, repetition.next)
+                known.append(kept_trial(search.store, result))
                 repetition.next += 1

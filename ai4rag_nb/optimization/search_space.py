@@ -15,17 +15,18 @@ from typing import Any
 from ..foundations.errors import SearchSpaceError, suggestion
 from ..foundations.texts import content_key
 from .choices import find_choice, value_identity, value_label
+from .contradictions import ExtensibleSpace, excluded, nothing_left
 from .levels import OFF, Level, State, plan
 from .numbering import Numbering, each, number_of, positions_at, shuffled
 from .parameters import Parameter, Rule, check_rule_names, in_order
 
 # %% auto #0
-__all__ = ['Combinations', 'as_configuration', 'excluded', 'empty_message', 'canonical_positions', 'CanonicalSpace',
-           'CompletingSpace', 'IndexedSpace', 'SearchSpace', 'space_html', 'describe']
+__all__ = ['Combinations', 'as_configuration', 'canonical_positions', 'CanonicalSpace', 'ChangingSpace', 'IndexedSpace',
+           'SearchSpace', 'space_html', 'describe']
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #e1061508
+# %% ../../nbs/04_optimization/02_search_space.ipynb #841d0d59
 @dataclass(frozen=True, eq=False, repr=False)
-class Combinations:
+class Combinations(ExtensibleSpace):
     """Behave like the list of all allowed configurations."""
 
     parameters: Sequence[Parameter]  # what can be chosen; put in order
@@ -37,7 +38,7 @@ class Combinations:
         object.__setattr__(self, "parameters", in_order(self.parameters))
         object.__setattr__(self, "rules", rules)
         if not self.combinations:
-            raise SearchSpaceError(empty_message(self), remedy="Add values, or remove a rule.")
+            raise nothing_left(self.parameters, self.rules, self.further_values())
 
     @cached_property
     def numbering(self) -> Numbering:
@@ -91,35 +92,6 @@ def as_configuration(
         for parameter, position in zip(parameters, positions, strict=True)
         if position >= 0
     }
-
-
-def excluded(
-    parameters: Sequence[Parameter],  # in order
-    rules: Sequence[Rule],  # the rules
-) -> dict[str, int]:  # message -> how many combinations it forbids, most first
-    """Count what each reason forbids on its own."""
-    raw = Numbering(plan(parameters, ())).count()
-    by_message: dict[str, list[Rule]] = {}
-    for rule in rules:
-        by_message.setdefault(rule.message, []).append(rule)
-    counts = {
-        message: raw - Numbering(plan(parameters, together)).count()
-        for message, together in by_message.items()
-    }
-    return {message: count for message, count in sorted(counts.items(), key=lambda item: -item[1]) if count}
-
-
-def empty_message(
-    space: Combinations,  # a space in which nothing is allowed
-) -> str:  # every reason with its count
-    """Say why nothing is left."""
-    raw = Numbering(plan(space.parameters, ())).count()
-    reasons = "; ".join(
-        f"{message} ({count})" for message, count in excluded(space.parameters, space.rules).items()
-    )
-    return (
-        f"None of the {raw} combinations is allowed. Reasons, with the combinations each forbids: {reasons}."
-    )
 
 # %% ../../nbs/04_optimization/02_search_space.ipynb #7e63a321
 def canonical_positions(
@@ -190,29 +162,34 @@ class CanonicalSpace(Combinations):
             {name: value_identity(value) for name, value in self.canonical(configuration).items()}
         )
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #61c16972
-class CompletingSpace(CanonicalSpace):
-    """Complete positions that were changed."""
+# %% ../../nbs/04_optimization/02_search_space.ipynb #14d419b4
+class ChangingSpace(CanonicalSpace):
+    """Change one setting of a combination."""
 
-    def completed(
+    def changed(
         self,
-        positions: State,  # one position for each parameter; -1 where nothing was chosen
-    ) -> State:  # the same with what it switches on and off, or () where a choice is missing
-        """Switch parameters on and off after a change of positions."""
+        positions: State,  # one position for each parameter, -1 where it is off
+        column: int,  # the place of the parameter to change
+        option: int,  # its new position
+    ) -> State:  # the changed combination, rules aside; () where the parameter cannot have this position
+        """Change one position and complete the rest."""
         chosen: State = ()
-        for position, level in zip(positions, self._keeping, strict=True):
+        for place, (position, level) in enumerate(zip(positions, self._keeping, strict=True)):
             options = level.options(chosen)
-            position = -1 if options is OFF else position
-            if position < 0 and len(options) == 1:
-                position = options[0]
-            if position not in options:
-                return ()
+            if place == column:
+                position = option
+                if position not in options:
+                    return ()
+            elif position not in options:
+                before = list(level.options(positions[:place]))
+                same = before.index(position) if position in before and position >= 0 else 0
+                position = options[min(same, len(options) - 1)]
             chosen = (*chosen, position)
         return chosen
 
-# %% ../../nbs/04_optimization/02_search_space.ipynb #279ae247
+# %% ../../nbs/04_optimization/02_search_space.ipynb #e9303fac
 @dataclass(frozen=True, eq=False, repr=False)
-class IndexedSpace(CompletingSpace):
+class IndexedSpace(ChangingSpace):
     """Find configurations among the allowed ones."""
 
     def index(

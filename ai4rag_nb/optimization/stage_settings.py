@@ -11,6 +11,7 @@ from typing import Any
 
 from ..foundations.errors import SearchSpaceError, suggestion
 from ..indexing.store_checks import MAXIMUM_HITS
+from .choices import short
 from .parameters import Rule
 
 # %% auto #0
@@ -86,7 +87,13 @@ RANKING_SETTINGS = (
         condition=(("reranker", ("mmr",)),),
     ),
     Setting(
-        "score_threshold", "R", (0.0,), "the score below which hits are left out; 0 keeps all", largest=1
+        *(
+            "score_threshold",
+            "R",
+            (0.0,),
+            "the nearness that hits need; above 0 with search_mode 'vector' alone",
+        ),
+        largest=1,
     ),
     Setting(
         *("merge_share", "R", (0.5,), "how much of a larger chunk must be found"),
@@ -152,8 +159,10 @@ def switched_on(
     known = {name: list(own) for name, own in values.items()}
     named, found = set(given), []
     for setting in OPTIONAL_SETTINGS:
+        if any(parent not in known for parent, _ in setting.condition):
+            continue  # what it depends on is not in the space
         holds = bool(setting.condition) and all(
-            set(allowed) & set(known.get(parent, ())) for parent, allowed in setting.condition
+            set(allowed) & set(known[parent]) for parent, allowed in setting.condition
         )
         if setting.name in named or (holds and setting.defaults):
             found.append(setting)
@@ -222,7 +231,7 @@ _MORE_RULES: tuple[tuple[Callable[..., bool], str], ...] = (
     ),
     (
         lambda score_threshold, search_mode: score_threshold == 0 or search_mode == "vector",
-        "score_threshold needs the search_mode 'vector': joined ranks measure no nearness",
+        "score_threshold needs the search_mode 'vector': what words or joined ranks find has no nearness",
     ),
     (
         lambda merge_share: merge_share > 0,
@@ -266,7 +275,7 @@ def preset_values(
     """Find the values of a preset."""
     if preset is None:
         return {}
-    if preset not in PRESETS:
-        remedy = f"{suggestion(str(preset), PRESETS)} There are {', '.join(PRESETS)}.".strip()
-        raise SearchSpaceError(f"There is no preset {preset!r}.", remedy=remedy)
+    if not isinstance(preset, str) or preset not in PRESETS:
+        remedy = f"{suggestion(short(preset), PRESETS)} There are {', '.join(PRESETS)}.".strip()
+        raise SearchSpaceError(f"There is no preset {short(preset)}.", remedy=remedy)
     return {name: list(values) for name, values in PRESETS[preset].items()}

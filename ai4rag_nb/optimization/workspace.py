@@ -5,22 +5,20 @@
 # %% auto #0
 __all__ = ['is_workspace', 'Workspace', 'require_workspace', 'remember_run', 'running_searches']
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #cf69187b
+# %% ../../nbs/04_optimization/11_workspace.ipynb #ee9ecb11
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..foundations.cache import Cache, get_json, put_json, read_rows
+from ..foundations.cache_places import CACHE_FILE
 from ..foundations.errors import InputError, StorageError
 from ..foundations.paths import check_path, file_identity
 from ..foundations.texts import content_key
 from ..indexing.vector_store import MilvusLiteConfig
 from .run_lock import is_running
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #0072d75b
-_CACHE_FILE = "cache.sqlite"  # the file in a workspace that makes it one
-
-
+# %% ../../nbs/04_optimization/11_workspace.ipynb #91abc94f
 def _open_cache(
     folder: Path,  # the workspace
 ) -> Cache:  # its cache, open
@@ -28,13 +26,13 @@ def _open_cache(
     check_path(folder, "The workspace")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"The workspace '{folder}' is a file.", remedy="Name a folder.")
-    if (folder / _CACHE_FILE).is_dir():
+    if (folder / CACHE_FILE).is_dir():
         raise InputError(
-            f"'{folder / _CACHE_FILE}' is a folder, and a workspace keeps a file there.",
+            f"'{folder / CACHE_FILE}' is a folder, and a workspace keeps a file there.",
             remedy="Move it away, or name another workspace.",
         )
     try:
-        return Cache.open(folder / _CACHE_FILE)
+        return Cache.open(folder / CACHE_FILE)
     except StorageError as error:
         if isinstance(error.__cause__, OSError):
             raise InputError(
@@ -43,12 +41,12 @@ def _open_cache(
             ) from error
         raise
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #68eba574
+# %% ../../nbs/04_optimization/11_workspace.ipynb #1891452c
 def is_workspace(
     folder: Path,  # any path
 ) -> bool:  # whether something is kept there
     """Tell whether a folder was used as a workspace."""
-    return (folder / _CACHE_FILE).exists()
+    return (folder / CACHE_FILE).exists()
 
 
 def _existing_cache(
@@ -66,9 +64,9 @@ def _existing_cache(
         code = cause.sqlite_errorcode & 0xFF if isinstance(cause, sqlite3.Error) else None
         if code not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
             raise
-    return Cache.open(folder / _CACHE_FILE, read_only=True)
+    return Cache.open(folder / CACHE_FILE, read_only=True)
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #03d0e3f9
+# %% ../../nbs/04_optimization/11_workspace.ipynb #97ae2812
 @dataclass(frozen=True)
 class Workspace:
     """Hold what experiments share."""
@@ -83,12 +81,12 @@ class Workspace:
         folder: str | Path,  # made when missing
     ) -> "Workspace":  # the opened workspace
         """Open a workspace."""
-        return cls(Path(folder), _open_cache(Path(folder)), file_identity(Path(folder, _CACHE_FILE)))
+        return cls(Path(folder), _open_cache(Path(folder)), file_identity(Path(folder, CACHE_FILE)))
 
     @classmethod
     def existing(cls, folder: str | Path) -> "Workspace":  # the workspace in a folder, opened
         """Open a workspace that is there, and make nothing; one without the right to write is only read."""
-        return cls(Path(folder), _existing_cache(Path(folder)), file_identity(Path(folder, _CACHE_FILE)))
+        return cls(Path(folder), _existing_cache(Path(folder)), file_identity(Path(folder, CACHE_FILE)))
 
     @property
     def models(self) -> Path:
@@ -103,13 +101,13 @@ class Workspace:
         """Close the cache."""
         self.cache.close()
 
-# %% ../../nbs/04_optimization/11_workspace.ipynb #d9b0e2d3
+# %% ../../nbs/04_optimization/11_workspace.ipynb #09e4a6eb
 def require_workspace(
     workspace: Workspace,  # an open workspace
 ) -> None:
     """Raise when a workspace was removed meanwhile; what is kept in it then would be lost."""
     known = workspace.identity
-    if known is not None and file_identity(workspace.folder / _CACHE_FILE) != known:
+    if known is not None and file_identity(workspace.folder / CACHE_FILE) != known:
         raise StorageError(
             f"The workspace '{workspace.folder}' was deleted or replaced while it was in use.",
             remedy="Run the same again: finished configurations are in the run folder. Embeddings and "

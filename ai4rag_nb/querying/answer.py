@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['table_head', 'with_heads', 'answer_sources', 'copied_from', 'Answer']
 
-# %% ../../nbs/02_querying/07a_answer.ipynb #e9e37b90
+# %% ../../nbs/02_querying/07a_answer.ipynb #d400fd02
 import html
 from collections.abc import Sequence
 from typing import Any
 
 from ..foundations.chunks import RetrievedChunk
+from ..foundations.texts import visible_text
 from .generation import AnswerSource
 from .sentences import split_sentences
 
@@ -77,7 +78,7 @@ def copied_from(
     """Name the passages that an answer was copied from, each once."""
     return ", ".join(dict.fromkeys(f"[{source['passage']}] {source['document_id']}" for source in sources))
 
-# %% ../../nbs/02_querying/07a_answer.ipynb #0d8ef9d2
+# %% ../../nbs/02_querying/07a_answer.ipynb #4d41ca7e
 def _visible(
     text: str,  # any text
 ) -> str:  # the same with control characters written out
@@ -91,16 +92,23 @@ def _place(
     """Say where a passage stands."""
     return f"{chunk.document_id}, characters {chunk.start_index} to {chunk.end_index}"
 
+# %% ../../nbs/02_querying/07a_answer.ipynb #7df4bcf8
+def _escaped(
+    text: str,  # any text
+) -> str:  # HTML
+    """Escape markup, and spell out control characters and direction marks."""
+    return html.escape(visible_text(text))
+
 
 def _folded(
     number: int,  # the passage's number, from 1
     chunk: RetrievedChunk,  # a passage
 ) -> str:  # HTML
     """Show a passage that can be unfolded."""
-    text = f'<div dir="auto" style="white-space:pre-wrap">{html.escape(chunk.text)}</div>'
-    return f"<details><summary>[{number}] {html.escape(_place(chunk))}</summary>{text}</details>"
+    text = f'<div dir="auto" style="white-space:pre-wrap">{_escaped(chunk.text)}</div>'
+    return f"<details><summary>[{number}] {_escaped(_place(chunk))}</summary>{text}</details>"
 
-# %% ../../nbs/02_querying/07a_answer.ipynb #8be6c54b
+# %% ../../nbs/02_querying/07a_answer.ipynb #fd278462
 class Answer(dict[str, Any]):
     """Hold an answer with everything about it, and show it in a few lines."""
 
@@ -130,7 +138,7 @@ class Answer(dict[str, Any]):
         copied = self.get("answer_sources") or ()
         text = f"No answer: {self.get('error')}" if said is None else with_heads(said, copied)
         chunks = self.get("reference_documents") or []
-        parts = [f'<p dir="auto" style="white-space:pre-wrap"><b>{html.escape(text)}</b></p>']
-        parts += [f"<p>{html.escape(self.heading)}</p>"] if chunks else []
+        parts = [f'<p dir="auto" style="white-space:pre-wrap"><b>{_escaped(text)}</b></p>']
+        parts += [f"<p>{_escaped(self.heading)}</p>"] if chunks else []
         parts += [_folded(number, chunk) for number, chunk in enumerate(chunks, start=1)]
         return f"<div>{''.join(parts)}<p>{self.seconds:.2f} s</p></div>"

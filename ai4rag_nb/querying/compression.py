@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from ..foundations.chunks import RetrievedChunk
 from ..foundations.errors import InputError
+from .passages import body_start
 from .sentences import Sentence, split_sentences
 from .stages import BaseHitStage, Outcome, StageModels, StageSetting, register_stage
 
 # %% auto #0
-__all__ = ['sentence_heads', 'chosen_sentences', 'extracted', 'ExtractiveCompression', 'sentence_texts']
+__all__ = ['sentence_heads', 'chosen_sentences', 'kept_spans', 'extracted', 'ExtractiveCompression', 'sentence_texts']
 
 # %% ../../nbs/02_querying/13_compression.ipynb #cc517512
 def sentence_heads(
@@ -81,7 +82,20 @@ def _gap(
         return "\n"
     return f"\n{_GAP.strip()}\n" if {between[0], between[-1]} & set(_TABLE) else _GAP
 
-# %% ../../nbs/02_querying/13_compression.ipynb #fbad0494
+# %% ../../nbs/02_querying/13_compression.ipynb #10074d83
+def kept_spans(
+    passage: RetrievedChunk,  # a passage whose headings, if any, stand before its text
+    spans: Sequence[Sequence[int]],  # stretches of its text, in order
+) -> list[tuple[int, int]]:  # the same stretches in its document; none where its place is not known
+    """Find the places of extracts in the document."""
+    start, end = passage.metadata.get("start_index"), passage.metadata.get("end_index")
+    if not isinstance(start, int) or not isinstance(end, int):
+        return []
+    shift = start - max(0, len(passage.text) - (end - start))
+    clipped = [(max(start, first + shift), min(end, last + shift)) for first, last in spans]
+    return [(first, last) for first, last in clipped if first < last]
+
+
 def extracted(
     passage: RetrievedChunk,  # a passage
     sentences: Sequence[Sentence],  # its sentences
@@ -103,9 +117,10 @@ def extracted(
     text = "".join(gap + passage.text[start:end] for gap, (start, end) in pairs)
     metadata = {key: value for key, value in passage.metadata.items() if key != "hit_positions"}
     metadata |= {"extracts": [tuple(span) for span in spans], "original_text": passage.text}
+    metadata["kept_spans"] = kept_spans(passage, spans)
     return replace(passage, text=text, metadata=metadata)
 
-# %% ../../nbs/02_querying/13_compression.ipynb #ff833759
+# %% ../../nbs/02_querying/13_compression.ipynb #29ae94a3
 @register_stage("compression", "extractive")
 @dataclass(frozen=True)
 class ExtractiveCompression(BaseHitStage):
@@ -128,6 +143,10 @@ class ExtractiveCompression(BaseHitStage):
         """Take the embedding model of a configuration."""
         return cls(models.embedding_model, models.settings.get("compression_share", 0.5))
 
+    def kept_share(self) -> float:  # from 0 to 1
+        """Say how much of the text of passages stays."""
+        return self.compression_share
+
     def apply_many(
         self,
         questions: Sequence[str],  # what is asked
@@ -135,16 +154,26 @@ class ExtractiveCompression(BaseHitStage):
         setting: StageSetting,  # what to work with
     ) -> list[Outcome]:  # for each question its shorter passages
         """Shorten the passages of many questions."""
-        divided = {hit.text: split_sentences(hit.text) for found in hits for hit in found}
-        pieces = [piece for text, own in divided.items() for piece in sentence_texts(text, own)]
-        texts = list(dict.fromkeys(pieces))
-        if not texts:
-            return [Outcome(hits=list(found), fired=False) for found in hits]
-        rows = self.embedding_model.embed_documents(texts, on_progress=partial(setting.advance, "Sentences"))
-        vectors = dict(zip(texts, rows, strict=True))
-        asked = self.embedding_model.embed_queries(list(questions))
-        pairs, share = zip(asked, hits, strict=True), self.compression_share
-        return [_shortened(found, divided, vectors, vector, share) for vector, found in pairs]
+        return _compressed(self, questions, hits, setting)
+
+# %% ../../nbs/02_querying/13_compression.ipynb #ec522f15
+def _compressed(
+    stage: ExtractiveCompression,  # the parameters
+    questions: Sequence[str],  # what is asked
+    hits: Sequence[list[RetrievedChunk]],  # for each question its passages, best first
+    setting: StageSetting,  # what to work with
+) -> list[Outcome]:  # for each question its shorter passages
+    """Shorten the passages of many questions."""
+    divided = {hit.text: split_sentences(hit.text) for found in hits for hit in found}
+    pieces = [piece for text, own in divided.items() for piece in sentence_texts(text, own)]
+    texts = list(dict.fromkeys(pieces))
+    if not texts:
+        return [Outcome(hits=list(found), fired=False) for found in hits]
+    rows = stage.embedding_model.embed_documents(texts, on_progress=partial(setting.advance, "Sentences"))
+    vectors = dict(zip(texts, rows, strict=True))
+    asked = stage.embedding_model.embed_queries(list(questions))
+    pairs, share = zip(asked, hits, strict=True), stage.compression_share
+    return [_shortened(found, divided, vectors, vector, share) for vector, found in pairs]
 
 # %% ../../nbs/02_querying/13_compression.ipynb #a480641e
 def sentence_texts(
@@ -154,7 +183,18 @@ def sentence_texts(
     """Write out the sentences that can be near to a question."""
     return [text[s.start : s.end] for s in sentences if s.kind not in ("heading", "header")]
 
-# %% ../../nbs/02_querying/13_compression.ipynb #ce4f55d5
+
+def _is_heading(
+    passage: RetrievedChunk,  # a passage
+    sentence: Sentence,  # one of its sentences
+) -> bool:  # whether it only leads to others
+    """Tell headings from text, those too that a chunker puts in front of a chunk without any mark."""
+    if sentence.kind in ("heading", "header") or sentence.end <= (body_start(passage) or 0):
+        return True
+    said = passage.text[sentence.start : sentence.end].strip("# ")
+    return said in (passage.metadata.get("headings") or ())
+
+# %% ../../nbs/02_querying/13_compression.ipynb #554042be
 def _shortened(
     passages: list[RetrievedChunk],  # the passages of one question
     divided: dict[str, list[Sentence]],  # text -> its sentences
@@ -167,7 +207,7 @@ def _shortened(
     for number, passage in enumerate(passages):
         for place, sentence in enumerate(divided[passage.text]):
             vector = vectors.get(passage.text[sentence.start : sentence.end])
-            if vector is not None and sentence.kind not in ("heading", "header"):
+            if vector is not None and not _is_heading(passage, sentence):
                 places.append((number, place))
                 size = float(np.linalg.norm(vector) * np.linalg.norm(asked)) or 1.0
                 likeness.append(float(vector @ asked) / size)

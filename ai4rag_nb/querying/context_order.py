@@ -5,15 +5,17 @@
 # %% ../../nbs/02_querying/11_context_order.ipynb #1cfba9d0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from ..foundations.chunks import RetrievedChunk
 from ..indexing.store_checks import check_choice
 from .stages import BaseHitStage, Outcome, StageSetting, register_stage
 
 # %% auto #0
-__all__ = ['CONTEXT_ORDERS', 'ordered_passages', 'ContextOrder', 'chunk_header', 'ChunkHeaders', 'with_header']
+__all__ = ['CONTEXT_ORDERS', 'RANK_MARK', 'ordered_passages', 'ranked', 'retrieval_order', 'ranked_behind', 'ContextOrder',
+           'bounded_path', 'chunk_header', 'ChunkHeaders', 'with_header']
 
 # %% ../../nbs/02_querying/11_context_order.ipynb #f4fa9b3b
 CONTEXT_ORDERS = ("best_first", "best_last", "reading_order")
@@ -32,12 +34,49 @@ def ordered_passages(
     documents = {passage.document_id: -place for place, passage in reversed(list(enumerate(passages)))}
     return sorted(passages, key=lambda passage: (-documents[passage.document_id], passage.sequence_number))
 
+# %% ../../nbs/02_querying/11_context_order.ipynb #aebef268
+RANK_MARK = "retrieval_rank"  # in the metadata of a passage that may have been moved: its rank, from 1
+
+
+def ranked(
+    passages: Sequence[RetrievedChunk],  # passages, best first
+) -> list[RetrievedChunk]:  # the same, with their ranks
+    """Mark passages with their ranks."""
+    return [
+        replace(passage, metadata={**passage.metadata, RANK_MARK: rank})
+        for rank, passage in enumerate(passages, 1)
+    ]
+
+
+def retrieval_order(
+    metadata: Sequence[Mapping[str, Any]],  # of passages in the order of the prompt
+) -> list[int]:  # their positions, that of the best passage first
+    """Find the order of the retrieval again; without ranks it is the order that is given."""
+    places = range(len(metadata))
+    if not all(isinstance(one.get(RANK_MARK), int) for one in metadata):
+        return list(places)
+    return sorted(places, key=lambda place: metadata[place][RANK_MARK])
+
+
+def ranked_behind(
+    passages: Sequence[RetrievedChunk],  # what earlier searches found
+    found: Sequence[RetrievedChunk],  # what one more search found for the same question
+) -> list[RetrievedChunk]:  # the same; ranks, where there are any, are behind those of the earlier ones
+    """Move the ranks of a later search behind those before it."""
+    last = max((int(hit.metadata.get(RANK_MARK, 0)) for hit in passages), default=0)
+    own = [hit.metadata.get(RANK_MARK) for hit in found]
+    return [
+        hit if rank is None else replace(hit, metadata={**hit.metadata, RANK_MARK: last + rank})
+        for hit, rank in zip(found, own, strict=True)
+    ]
+
 # %% ../../nbs/02_querying/11_context_order.ipynb #9b5ae275
 @register_stage("context", "order")
 @dataclass(frozen=True)
 class ContextOrder(BaseHitStage):
     """Put the passages of each question into an order."""
 
+    only_orders: ClassVar[bool] = True  # passages stay as they are
     context_order: str = "best_first"  # one of CONTEXT_ORDERS
 
     def __post_init__(self) -> None:
@@ -50,18 +89,38 @@ class ContextOrder(BaseHitStage):
         setting: StageSetting,  # what to work with
     ) -> list[Outcome]:  # for each question its passages in their new order
         """Order the passages of many questions."""
-        return [Outcome(hits=ordered_passages(found, self.context_order)) for found in hits]
+        return [Outcome(hits=ordered_passages(ranked(found), self.context_order)) for found in hits]
 
-# %% ../../nbs/02_querying/11_context_order.ipynb #023d75dd
+# %% ../../nbs/02_querying/11_context_order.ipynb #05152b74
+_LEAST_PATH, _MOST_PATH = 80, 240  # characters of the headings in a header
+
+
+def bounded_path(
+    headings: Sequence[str],  # titles of the headings, outermost first
+    most: int,  # characters that they may have together
+) -> list[str]:  # the inner ones that fit; "..." stands for what was left out
+    """Shorten a path of headings from the outside."""
+    if len(" > ".join(headings)) <= most:
+        return list(headings)
+    for first in range(1, len(headings)):
+        shorter = ["...", *headings[first:]]
+        if len(" > ".join(shorter)) <= most:
+            return shorter
+    return [headings[-1][: most - 4].rstrip() + " ..."]
+
+
 def chunk_header(
     passage: RetrievedChunk,  # a passage
 ) -> str:  # "[handbook/pumps.md > Care > Filter]"
     """Write the line that says where a passage comes from."""
     headings = [str(heading) for heading in passage.metadata.get("headings") or []]
-    told = [heading for heading in headings if not passage.text.startswith(headings[0])]
-    return "[" + " > ".join([passage.document_id, *told]) + "]"
+    first = passage.text.lstrip().partition("\n")[0].strip("# \t\r").partition(" > ")[0]
+    told = headings[: headings.index(first) if first in headings else len(headings)]
+    titles = [" ".join(heading.split()) for heading in told]
+    most = min(_MOST_PATH, max(_LEAST_PATH, len(passage.text) // 2))
+    return "[" + " > ".join([passage.document_id, *bounded_path(titles, most)]) + "]"
 
-
+# %% ../../nbs/02_querying/11_context_order.ipynb #d401a51b
 @register_stage("context", "headers")
 @dataclass(frozen=True)
 class ChunkHeaders(BaseHitStage):

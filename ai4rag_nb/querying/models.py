@@ -12,7 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..foundations.cache import Cache
-from ..foundations.errors import AI4RAGError, InputError, ModelSettingsError, StorageError, suggestion
+from ai4rag_nb.foundations.errors import (
+    AI4RAGError,
+    InputError,
+    ModelSettingsError,
+    StorageError,
+    nearest_names,
+    suggestion,
+)
 from ..foundations.settings import Settings
 from ..indexing.embedding import BaseEmbeddingModel, CachedEmbeddingModel
 from ..indexing.embedding_checks import probe_failure
@@ -30,7 +37,7 @@ __all__ = ['DEFAULT_EMBEDDING', 'DEFAULT_GENERATION', 'ModelSpec', 'parse_spec',
            'check_local_name', 'embedding_model', 'foundation_model', 'default_embedding', 'reader_parameters',
            'check_service', 'check_model']
 
-# %% ../../nbs/02_querying/05_models.ipynb #339c7ec7
+# %% ../../nbs/02_querying/05_models.ipynb #05cd82e0
 DEFAULT_EMBEDDING = f"local:{DEFAULT_LOCAL_MODEL}"
 DEFAULT_GENERATION = "local:extractive"
 _FORMS = "'local:NAME', 'local:PATH', 'local:gguf:PATH' or 'openai:MODEL'"
@@ -46,6 +53,18 @@ class ModelSpec:
     def __str__(self) -> str:
         return f"{self.provider}:{self.name}"
 
+# %% ../../nbs/02_querying/05_models.ipynb #156f3d52
+def _meant(
+    name: str,  # a name without the word before the colon
+) -> str:  # what it probably stands for
+    """Guess the whole name of a model from its short one."""
+    short = {
+        known.partition(":")[2]: known for known in (DEFAULT_EMBEDDING, DEFAULT_GENERATION, "local:static")
+    }
+    near = [name] if name in short else nearest_names(name, list(short))
+    whole = short[near[0]] if near else f"local:{name}" if "/" in name else f"openai:{name}"
+    return f"Did you mean '{whole}'?"
+
 
 def parse_spec(
     spec: str,  # for instance "local:static"
@@ -59,8 +78,9 @@ def parse_spec(
         raise ModelSettingsError(f"The name {spec!a} is no valid text.", remedy=f"Name it as {_FORMS}.")
     provider, colon, name = text.partition(":")
     if provider not in ("local", "openai") or not name.strip():
-        meant = suggestion(provider, ["local", "openai"]) if colon else ""
-        raise ModelSettingsError(f"'{spec}' names no model.", remedy=f"{meant} Name it as {_FORMS}.".strip())
+        meant = suggestion(provider[:80], ["local", "openai"]) if colon else _meant(text[:80])
+        shown = spec if len(spec) <= 80 else f"{spec[:77]}..."
+        raise ModelSettingsError(f"'{shown}' names no model.", remedy=f"{meant} Name it as {_FORMS}.".strip())
     return ModelSpec(provider, name.strip())
 
 # %% ../../nbs/02_querying/05_models.ipynb #17f19b3a
@@ -196,7 +216,7 @@ def reader_parameters(
             raise ModelSettingsError(f"'{name}' is {value!r}.", remedy="Give a number.")
     return dict(params or {})
 
-# %% ../../nbs/02_querying/05_models.ipynb #80006799
+# %% ../../nbs/02_querying/05_models.ipynb #aa096f3a
 def check_service(
     model: BaseEmbeddingModel | BaseFoundationModel,  # any model; those without a service pass
 ) -> None:
@@ -205,7 +225,7 @@ def check_service(
         try:
             model.service.get("/models")
         except ServiceError as error:
-            if error.kind in ("unreachable", "timeout", "key"):
+            if error.kind in ("unreachable", "certificate", "timeout", "key"):
                 raise
 
 

@@ -34,6 +34,7 @@ class Told:
     sentences: tuple[CheckedSentence, ...] = ()  # what supports each sentence, where it was checked
     passages: tuple[RetrievedChunk, ...] | None = None  # what was found on the way; None: what was given
     in_stages: bool = False  # whether the stages hold the calls and tokens of the generation as well
+    plain: str | None = None  # the answer without the marks of the pipeline; None: it has put none in
 
 # %% ../../nbs/02_querying/07c_rag_template.ipynb #e869fb5c
 def make_answer(
@@ -63,6 +64,8 @@ def make_answer(
         "error": None if error is None else _reason(error),
         "failure": None if error is None else failure_of(error).value,
     }
+    if said and said.plain not in (None, made.text):
+        values["plain_answer"] = said.plain
     return Answer(values)
 
 
@@ -147,6 +150,17 @@ class TellingPart:
             raise NotImplementedError("A template implements answer or tell.")
         return Told(self.answer(question, chunks, history))
 
+    def tell_until(
+        self,
+        question: str,  # what is asked
+        chunks: Sequence[RetrievedChunk],  # its passages
+        stop: StopFlag | None,  # set when the user wants to stop
+    ) -> Told:  # what the model said, and what was done about it
+        """Answer one question; templates that ask several times look at the flag in between."""
+        if stop is not None:
+            stop.check()
+        return self.tell(question, chunks)
+
 # %% ../../nbs/02_querying/07c_rag_template.ipynb #be85d37a
 class PipelineParts(FindingPart, TellingPart):
     """Find passages and tell answers."""
@@ -198,9 +212,10 @@ def _answered(
     rewriting = time.perf_counter() - started
     (found,) = rag.retrieve_traced([wanted.queries[0]])
     trace = found.trace
-    if wanted.fired or wanted.error:
+    if wanted.fired or wanted.error or wanted.note:
         record = StageRecord("chat_rewriter", rewriting, wanted.calls, wanted.tokens, error=wanted.error)
-        note = f"looked up: {wanted.queries[0]}"
+        record = replace(record, fired=wanted.fired, failure=wanted.failure)
+        note = wanted.note or f"looked up: {wanted.queries[0]}"
         trace = Trace(
             question, (replace(record, changed=wanted.queries[0] != question, note=note), *trace.stages)
         )

@@ -91,7 +91,7 @@ def useless(
     remedy = "Check that RERANK_BASE_URL leads to a service that answers /rerank as Cohere and Jina do."
     return GenerationError(f"The rerank service {said}.", remedy=remedy, failure=Failure.UNUSABLE)
 
-# %% ../../nbs/02_querying/10d_rerank_endpoint.ipynb #f02ddc48
+# %% ../../nbs/02_querying/10d_rerank_endpoint.ipynb #69b9b1e9
 @dataclass(frozen=True)
 class EndpointSettings(BaseReranker):
     """Hold the settings of a rerank service."""
@@ -106,7 +106,7 @@ class EndpointSettings(BaseReranker):
 
     def __post_init__(self) -> None:
         check_count(self.rerank_depth, MAXIMUM_HITS, "rerank_depth")
-        if not self.model_id:
+        if not isinstance(self.model_id, str) or not self.model_id:
             raise ModelSettingsError(
                 "The reranker 'endpoint' needs a model.", remedy="Give the service's name in rerank_model."
             )
@@ -116,12 +116,16 @@ class EndpointSettings(BaseReranker):
         """Give the client that requests go through."""
         return ServiceClient(self.client, self.timeout, self.retries)
 
+    def probe(self) -> None:
+        """Let the service score one passage, past all memory."""
+        score_texts(replace(self, cache=None), "Which lamp is red?", ["The lamp is red."])
+
     def fingerprint(self) -> dict[str, Any]:
         """Name the service, the model and the depth."""
         named = {"stage": self.stage_name, "address": self.service.address, "model": self.model_id}
         return named | {"rerank_depth": self.rerank_depth}
 
-# %% ../../nbs/02_querying/10d_rerank_endpoint.ipynb #87bef6c3
+# %% ../../nbs/02_querying/10d_rerank_endpoint.ipynb #8f4426a2
 @register_stage("reranker", "endpoint")
 @dataclass(frozen=True)
 class EndpointReranker(EndpointSettings):

@@ -54,7 +54,7 @@ class AllRouter(BaseRouter):
         """Give the name."""
         return {"router": "all"}
 
-# %% ../../nbs/02_querying/06e_routing.ipynb #66353548
+# %% ../../nbs/02_querying/06e_routing.ipynb #6e8bc25b
 _RULES = {
     ContentType.TABLE: re.compile(
         r"\b(tables?|rows?|columns?|list of|how (many|much)|which year|what year|highest|lowest|largest|"
@@ -72,19 +72,22 @@ _RULES = {
 
 @dataclass(frozen=True)
 class RuleRouter(BaseRouter):
-    """Choose kinds of content by words and marks in the question; prose is always asked."""
+    """Choose kinds of content by words and marks in the question; prose always, all where nothing tells."""
 
     def weights_many(
         self,
         questions: Sequence[str],  # what is asked
     ) -> list[dict[str, float]]:  # 1 for the kinds that are asked
         """Choose the kinds of content for many questions."""
-        return [{kind.value: 1.0 for kind in ContentType if rule_holds(kind, text)} for text in questions]
+        told = [[kind for kind in ContentType if rule_holds(kind, text)] for text in questions]
+        asked = [kinds if len(kinds) > 1 else list(ContentType) for kinds in told]
+        return [{kind.value: 1.0 for kind in kinds} for kinds in asked]
 
     def fingerprint(self) -> dict[str, Any]:
         """Give the name and the rules."""
         return {
             "router": "rules",
+            "otherwise": "all",
             "rules": content_key({k.value: rule.pattern for k, rule in _RULES.items()}),
         }
 

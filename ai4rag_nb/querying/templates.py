@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ai4rag_nb.querying.rag_template import BaseRAGTemplate
 
 # %% auto #0
-__all__ = ['TemplateType', 'register_template', 'template_names', 'template_name', 'get_template']
+__all__ = ['TemplateType', 'register_template', 'template_names', 'template_name', 'own_names', 'get_template']
 
 # %% ../../nbs/02_querying/07b_templates.ipynb #c05ed2e8
 _BUILT_IN = {
@@ -43,7 +43,7 @@ def register_template(
 
     return register
 
-# %% ../../nbs/02_querying/07b_templates.ipynb #65332263
+# %% ../../nbs/02_querying/07b_templates.ipynb #40bec5d1
 def template_names() -> list[str]:
     """List the names of all templates, other names for the same left out."""
     return sorted({*_BUILT_IN, *_REGISTERED})
@@ -61,6 +61,18 @@ def template_name(
     return own
 
 
+def own_names(
+    values: Any,  # names of templates, or anything else
+) -> Any:  # the same; other names of a template are replaced by its own, each once
+    """Replace the other names of templates."""
+    if isinstance(values, str):
+        return _ALIASES.get(values, values)
+    if not isinstance(values, list | tuple):
+        return values
+    own = [_ALIASES.get(value, value) if isinstance(value, str) else value for value in values]
+    return [value for place, value in enumerate(own) if value not in own[:place]]
+
+# %% ../../nbs/02_querying/07b_templates.ipynb #8a53c170
 def get_template(
     name: str,  # a name or another name of a template
 ) -> type[BaseRAGTemplate]:  # its class

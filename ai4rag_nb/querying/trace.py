@@ -10,14 +10,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..foundations.chunks import RetrievedChunk
+from ..foundations.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['StageRecord', 'hit_marks', 'Trace', 'read_trace', 'trace_table', 'stage_summary']
+__all__ = ['Traceable', 'StageRecord', 'hit_marks', 'Trace', 'read_trace', 'as_traces', 'trace_table', 'stage_summary',
+           'trace_hits']
 
-# %% ../../nbs/02_querying/06b_trace.ipynb #d36a585d
+# %% ../../nbs/02_querying/06b_trace.ipynb #9c756a72
 @dataclass(frozen=True)
 class StageRecord:
     """Hold what one stage did for one question."""
@@ -31,6 +33,13 @@ class StageRecord:
     hits: tuple[dict[str, Any], ...] = ()  # what it handed on: place, score and scores by leg
     note: str = ""  # one line for people
     error: str | None = None  # why it failed, when it failed
+    failure: str | None = None  # what failed then, as a `Failure`
+    counted: int | None = None  # how many hits there were, where not all of them are listed
+
+    @property
+    def hit_count(self) -> int:
+        """Give how many hits the stage handed on, listed or not."""
+        return len(self.hits) if self.counted is None else self.counted
 
 # %% ../../nbs/02_querying/06b_trace.ipynb #576b182a
 def hit_marks(
@@ -87,24 +96,62 @@ def read_trace(
         stages.append(StageRecord(**{**known, "hits": tuple(known.get("hits", ()))}))
     return Trace(question, tuple(stages))
 
-# %% ../../nbs/02_querying/06b_trace.ipynb #cc1491dc
+# %% ../../nbs/02_querying/06b_trace.ipynb #23c560ae
+Traceable = Any  # a Trace, what answers hold under "trace", an answer itself, or a list of any of them
+
+
+def _is_stage(
+    value: Any,  # anything
+) -> bool:  # whether it is the plain form of one stage
+    """Tell stages from everything else."""
+    return isinstance(value, Mapping) and "stage" in value
+
+
+def as_traces(
+    traces: Traceable,  # one trace or several, in any form
+) -> list[Trace]:  # the same as traces; without a question where their form does not say it
+    """Read traces in any of the forms in which answers and results carry them."""
+    if isinstance(traces, Trace | Mapping):
+        return [_as_trace(traces)]
+    given = [] if isinstance(traces, str) or not isinstance(traces, Iterable) else list(traces)
+    if given and all(map(_is_stage, given)):
+        return [read_trace("", given)]
+    if not given and traces not in ([], ()):
+        raise InputError(f"{traces!r:.60} is no trace.", remedy="Give traces, or answers with their traces.")
+    return [_as_trace(one) for one in given]
+
+# %% ../../nbs/02_querying/06b_trace.ipynb #9fa935d4
+def _as_trace(
+    value: Any,  # a trace, the stages of one, or an answer
+) -> Trace:  # the same as a trace
+    """Read one trace in any form."""
+    if isinstance(value, Trace):
+        return value
+    if isinstance(value, Mapping) and "trace" in value:
+        return read_trace(str(value.get("question") or ""), value["trace"] or ())
+    stages = [value] if _is_stage(value) else value
+    if isinstance(stages, list | tuple) and all(map(_is_stage, stages)):
+        return read_trace("", stages)
+    raise InputError(f"{value!r:.60} is no trace.", remedy="Give traces, or answers with their traces.")
+
+# %% ../../nbs/02_querying/06b_trace.ipynb #58a148fb
 def trace_table(
-    traces: Iterable[Trace],  # the traces of some questions
-) -> pd.DataFrame:  # question, stage, seconds, calls, tokens, fired, changed, hits, note, error
-    """Put traces into a table."""
+    traces: Traceable,  # traces, answers, or what answers hold under "trace"
+) -> pd.DataFrame:  # question, stage, seconds, calls, tokens, fired, changed, hits, note, error, failure
+    """Put traces into a table; `seconds` of a stage that works on many questions together are their mean."""
     import pandas as pd
 
     rows = [
-        {"question": trace.question, **entry, "hits": len(entry["hits"])}
-        for trace in traces
-        for entry in trace.to_records()
+        {"question": trace.question, **asdict(record), "hits": record.hit_count}
+        for trace in as_traces(traces)
+        for record in trace.stages
     ]
-    names = ["question", *(entry.name for entry in fields(StageRecord))]
-    return pd.DataFrame(rows, columns=names)
+    names = [entry.name for entry in fields(StageRecord) if entry.name != "counted"]
+    return pd.DataFrame(rows, columns=["question", *names])
 
-# %% ../../nbs/02_querying/06b_trace.ipynb #c4d04764
+# %% ../../nbs/02_querying/06b_trace.ipynb #211b4463
 def stage_summary(
-    traces: Iterable[Trace],  # the traces of some questions
+    traces: Traceable,  # traces, answers, or what answers hold under "trace"
 ) -> pd.DataFrame:  # one row a stage: questions, fired, changed, failed, calls, tokens, seconds
     """Count what each stage did over all questions."""
     table = trace_table(traces)
@@ -114,3 +161,24 @@ def stage_summary(
         table[name] = table[name].astype(int)
     columns = ["questions", "fired", "changed", "failed", "calls", "tokens", "seconds"]
     return table.groupby("stage", sort=False)[columns].sum()
+
+# %% ../../nbs/02_querying/06b_trace.ipynb #4e42495b
+def trace_hits(
+    traces: Traceable,  # traces, answers, or what answers hold under "trace"
+) -> pd.DataFrame:  # question, stage, rank, document_id, sequence_number, score, and one column a leg
+    """Put the hits of traces into a table; a leg that did not find a hit has no score there."""
+    import pandas as pd
+
+    rows, legs = [], dict[str, None]()
+    for trace in as_traces(traces):
+        for record in trace.stages:
+            for rank, hit in enumerate(record.hits, 1):
+                own = hit.get("scores") or {}
+                legs.update(dict.fromkeys(own))
+                about = {name: hit.get(name) for name in ("document_id", "sequence_number", "score")}
+                scores = {f"score_{leg}": score for leg, score in own.items()}
+                rows.append(
+                    {"question": trace.question, "stage": record.stage, "rank": rank, **about, **scores}
+                )
+    names = ["question", "stage", "rank", "document_id", "sequence_number", "score"]
+    return pd.DataFrame(rows, columns=[*names, *(f"score_{leg}" for leg in legs)])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..foundations.errors import NotAvailableError
+from .parameters import ListParameters
 
 # %% ../../nbs/07_serving/02_arguments.ipynb #391a30c0
 def text_given(
@@ -37,7 +38,7 @@ def place_given(
 _STORES = ("milvus_lite", "milvus", "pgvector")
 _MODEL_HELP = "local:NAME, openai:MODEL or default; may be given several times"
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #85c5270f
+# %% ../../nbs/07_serving/02_arguments.ipynb #0bde63d1
 def _add_run_arguments(
     parser: argparse.ArgumentParser,  # the parser of `run`
 ) -> None:
@@ -65,9 +66,29 @@ def _add_run_arguments(
         metavar="FILE",
         help="YAML or JSON: a parameter's name and its list of values",
     )
+    parser.add_argument(
+        "--list-parameters", action=ListParameters, help="list what a space file may hold, and end"
+    )
+    parser.add_argument(
+        "--preset", type=text_given, metavar="NAME", help="quick, standard or thorough: values for the rest"
+    )
     _add_search_arguments(parser)
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #95e463c6
+# %% ../../nbs/07_serving/02_arguments.ipynb #6cbca15d
+def _add_measuring_arguments(
+    parser: argparse.ArgumentParser,  # the parser of one command
+    said: str,  # what metrics are for
+) -> None:
+    """Describe what is measured."""
+    parser.add_argument("--metrics", nargs="+", type=text_given, metavar="NAME", help=said)
+    parser.add_argument(
+        "--prices",
+        type=place_given,
+        metavar="FILE",
+        help="JSON: what a million tokens cost, by model; money is then measured",
+    )
+
+# %% ../../nbs/07_serving/02_arguments.ipynb #c2cacc2e
 def _add_search_arguments(
     parser: argparse.ArgumentParser,  # the parser of `run`
 ) -> None:
@@ -84,27 +105,39 @@ def _add_search_arguments(
         metavar="SPEC",
         help=f"who embeds: {_MODEL_HELP}",
     )
-    parser.add_argument(
-        "--vector-store",
-        type=text_given,
-        default="milvus_lite",
-        choices=_STORES,
-        help="where vectors are kept",
-    )
-    parser.add_argument("--optimizer", type=text_given, metavar="NAME", help="random or gam (default)")
+    _add_shared_arguments(parser, "store")
+    _add_store_searches(parser)
+    parser.add_argument("--optimizer", type=text_given, metavar="NAME", help="gam (default), bayes, ...")
     parser.add_argument("--max-evals", type=int, metavar="N", help="configurations to evaluate at most")
     parser.add_argument(
         "--metric", type=text_given, metavar="NAME", help="what to maximise; overall_score without it"
     )
+    _add_measuring_arguments(parser, "what to measure, such as answer_correctness token_f1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn")
     parser.add_argument(
         "--strict", action="store_true", help="end when a document or evidence cannot be used"
     )
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #92563401
+# %% ../../nbs/07_serving/02_arguments.ipynb #7e58acf6
+def _add_store_searches(
+    parser: argparse.ArgumentParser,  # the parser of `run`
+) -> None:
+    """Describe how the store searches."""
+    parser.add_argument(
+        "--keyword",
+        choices=("native", "bm25"),
+        help="who ranks words: the store's own full text (native), or our BM25, the same in every store",
+    )
+    parser.add_argument(
+        "--distance-metric",
+        choices=("cosine", "l2", "ip"),
+        help="how vectors are compared: by angle (without it), distance or inner product",
+    )
+
+# %% ../../nbs/07_serving/02_arguments.ipynb #5e440a7b
 def _add_shared_arguments(
     parser: argparse.ArgumentParser,  # the parser of one command
-    *names: str,  # "run", "workspace", "metric", "json"
+    *names: str,  # "run", "workspace", "metric", "store", "json"
 ) -> None:
     """Add options that several commands have."""
     if "run" in names:
@@ -113,6 +146,12 @@ def _add_shared_arguments(
         )
     if "metric" in names:
         parser.add_argument("--metric", type=text_given, metavar="NAME", help="rank by this metric")
+    if "store" in names:
+        said = "where vectors are kept; a server is named by PGVECTOR_HOST, _PORT, _DB, _USER and _PASSWORD, "
+        said += "or MILVUS_URI and MILVUS_TOKEN; PGVECTOR_LANGUAGE: the language of its full text"
+        parser.add_argument(
+            "--vector-store", type=text_given, default="milvus_lite", choices=_STORES, help=said
+        )
     if "workspace" in names:
         parser.add_argument(
             "--workspace", type=place_given, metavar="DIR", help="folder of the cache and the vectors"
@@ -120,7 +159,23 @@ def _add_shared_arguments(
     if "json" in names:
         parser.add_argument("--json", action="store_true", help="print JSON to stdout")
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #71ccfee9
+# %% ../../nbs/07_serving/02_arguments.ipynb #b4dc74f0
+def _add_evaluate_command(
+    commands: Any,  # where commands are added
+) -> None:
+    """Describe the command that scores answers from elsewhere."""
+    evaluate = commands.add_parser("evaluate", help="score the answers of any other system")
+    evaluate.add_argument(
+        "--answers", type=place_given, required=True, metavar="FILE", help="JSONL: question_id and answer"
+    )
+    evaluate.add_argument(
+        "--benchmark", type=place_given, required=True, metavar="FILE", help="questions and answers"
+    )
+    _add_measuring_arguments(evaluate, "such as token_f1 document_recall@5")
+    evaluate.add_argument("--documents", type=place_given, metavar="DIR", help="folder with the documents")
+    _add_shared_arguments(evaluate, "json")
+
+# %% ../../nbs/07_serving/02_arguments.ipynb #329a317b
 def _add_reading_commands(
     commands: Any,  # where commands are added
 ) -> None:
@@ -138,12 +193,33 @@ def _add_reading_commands(
     ask.add_argument("question", help="the question, in quotes")
     ask.add_argument("--pattern", type=text_given, metavar="NAME", help="the pattern's name, as Pattern3")
     _add_shared_arguments(ask, "workspace", "json")
+    compare = commands.add_parser("compare", help="say how sure the difference of two patterns is")
+    _add_shared_arguments(compare, "run")
+    compare.add_argument("first", type=text_given, metavar="PATTERN", help="a pattern's name, as Pattern1")
+    compare.add_argument("second", type=text_given, metavar="PATTERN", help="another one")
+    _add_shared_arguments(compare, "metric", "json")
     show = commands.add_parser("show", help="show settings and scores of one pattern")
     _add_shared_arguments(show, "run")
     show.add_argument("pattern", type=text_given, metavar="PATTERN", help="the pattern's name, as Pattern3")
     _add_shared_arguments(show, "json")
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #e9079691
+# %% ../../nbs/07_serving/02_arguments.ipynb #e94e0312
+def _add_report_command(
+    commands: Any,  # where commands are added
+) -> None:
+    """Describe the command that says which configuration to take."""
+    report = commands.add_parser(
+        "report", help="say which pattern to take, how sure that is, and why answers went wrong"
+    )
+    _add_shared_arguments(report, "run", "metric")
+    report.add_argument(
+        "--attribute",
+        action=argparse.BooleanOptionalAction,
+        help="look into wrong answers: without it where it costs nothing, else its price is shown",
+    )
+    _add_shared_arguments(report, "workspace", "json")
+
+
 def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command line
     """Describe every command."""
     parser = argparse.ArgumentParser(
@@ -154,6 +230,8 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     _add_run_arguments(run)
     _add_shared_arguments(run, "workspace", "json")
     _add_reading_commands(commands)
+    _add_report_command(commands)
+    _add_evaluate_command(commands)
     demo = commands.add_parser("demo", help="find the best pipeline for the Python language reference")
     demo.add_argument("--out", type=place_given, metavar="RUN", help="folder for the results")
     demo.add_argument("--max-evals", type=int, metavar="N", help="configurations to evaluate at most")
@@ -161,11 +239,11 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     clean = commands.add_parser("clean", help="list the collections of a workspace and drop them")
     clean.add_argument("--dry-run", action="store_true", help="list only")
     clean.add_argument("--yes", action="store_true", help="drop without asking")
-    _add_shared_arguments(clean, "workspace", "json")
+    _add_shared_arguments(clean, "store", "workspace", "json")
     return parser
 
-# %% ../../nbs/07_serving/02_arguments.ipynb #2c29ac18
-_LATER = ("report", "evaluate", "compare", "stop", "fine-tune", "learn", "feedback", "export", "serve")
+# %% ../../nbs/07_serving/02_arguments.ipynb #148de10e
+_LATER = ("stop", "fine-tune", "learn", "feedback", "export", "serve")
 
 
 def parse_arguments(

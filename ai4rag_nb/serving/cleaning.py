@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Droppable', 'megabytes', 'find_droppable', 'droppable_table', 'in_all', 'agreed', 'refuse_while_searching',
-           'clean_workspace', 'clean_command', 'ending']
+           'place_of', 'clean_workspace', 'clean_command', 'ending']
 
 # %% ../../nbs/07_serving/06a_cleaning.ipynb #43ca25b3
 import argparse
@@ -14,10 +14,11 @@ from pathlib import Path
 
 from ..foundations.errors import AI4RAGError, InputError
 from ..foundations.settings import load_settings
-from ..indexing.collections import CollectionRegistry, clean_collections, find_orphans
+from ..indexing.cleaning import clean_collections, find_orphans, other_places, own_collections
+from ..indexing.collections import CollectionRegistry
 from ..indexing.damage import drop_set_aside, sizes_on_disk
-from ..indexing.milvus_lite import list_collections
-from ..indexing.vector_store import MilvusLiteConfig
+from ..indexing.store_choice import config_from_env
+from ..indexing.vector_store import BaseVectorStoreConfig, MilvusLiteConfig
 from ..optimization.workspace import Workspace, running_searches
 from .printing import as_json, table
 
@@ -30,6 +31,7 @@ class Droppable:
     orphans: list[str] = field(default_factory=list)  # collections of interrupted loads
     sizes: dict[str, int] = field(default_factory=dict)  # collection -> bytes
     aside: dict[str, int] = field(default_factory=dict)  # damaged and put aside -> bytes
+    elsewhere: dict[str, int] = field(default_factory=dict)  # provider -> collections in other places
 
     def __len__(self) -> int:
         """Count the collections and what was put aside."""
@@ -45,19 +47,23 @@ def megabytes(
 
 def find_droppable(
     registry: CollectionRegistry,  # what the workspace knows
-    config: MilvusLiteConfig,  # its store
+    config: BaseVectorStoreConfig,  # its store
 ) -> Droppable:  # what cleaning would drop
-    """List the collections of a workspace with their sizes."""
-    sizes, aside = sizes_on_disk(config)
-    return Droppable(list_collections(config), sorted(find_orphans(registry, config)), sizes, aside)
+    """List the collections of a workspace; the sizes of those in a file are known."""
+    in_file = isinstance(config, MilvusLiteConfig)
+    sizes, aside = sizes_on_disk(config) if isinstance(config, MilvusLiteConfig) else ({}, {})
+    elsewhere = other_places(registry, config) if in_file else {}
+    orphans = sorted(find_orphans(registry, config))
+    return Droppable(own_collections(registry, config), orphans, sizes, aside, elsewhere)
 
 # %% ../../nbs/07_serving/06a_cleaning.ipynb #d7269f60
 def droppable_table(
     found: Droppable,  # what cleaning would drop
 ) -> str:  # a table for people
     """Lay out what would be dropped."""
+    sizes = {name: megabytes(size) for name, size in found.sizes.items()}
     rows = [
-        [name, str(count), megabytes(found.sizes.get(name, 0)), "left over" if name in found.orphans else ""]
+        [name, str(count), sizes.get(name, ""), "left over" if name in found.orphans else ""]
         for name, count in found.chunks.items()
     ]
     rows += [[name, "", megabytes(size), "damaged, put aside"] for name, size in found.aside.items()]
@@ -68,9 +74,10 @@ def in_all(
     found: Droppable,  # what cleaning would drop
 ) -> str:  # "2 collections with 30 chunks, 1.2 MB"
     """Say in a few words how much there is."""
-    size = megabytes(sum(found.sizes.values()) + sum(found.aside.values()))
+    bytes_of_all = sum(found.sizes.values()) + sum(found.aside.values())
+    size = f", {megabytes(bytes_of_all)}" if bytes_of_all else ""
     count = len(found)
-    return f"{count} collection{'s' * (count != 1)} with {sum(found.chunks.values())} chunks, {size}"
+    return f"{count} collection{'s' * (count != 1)} with {sum(found.chunks.values())} chunks{size}"
 
 # %% ../../nbs/07_serving/06a_cleaning.ipynb #3a556a28
 def agreed(
@@ -100,6 +107,15 @@ def refuse_while_searching(
             remedy="Wait for its end or stop it; nothing was dropped.",
         )
 
+# %% ../../nbs/07_serving/06a_cleaning.ipynb #a6b879b2
+def place_of(
+    workspace: Workspace,  # an open workspace
+    arguments: argparse.Namespace,  # the options of `clean`
+) -> BaseVectorStoreConfig:  # where to clean
+    """Find the store that is cleaned: the file in the workspace, or a server that the environment names."""
+    provider = arguments.vector_store
+    return workspace.vector_store_config() if provider == "milvus_lite" else config_from_env(provider)
+
 # %% ../../nbs/07_serving/06a_cleaning.ipynb #d7715825
 def clean_workspace(
     workspace: Workspace,  # an open workspace
@@ -108,7 +124,7 @@ def clean_workspace(
     Droppable, dict[str, int] | None
 ]:  # what there was, and what was dropped; None when nothing should be
     """List, ask and drop."""
-    registry, config = CollectionRegistry(workspace.cache), workspace.vector_store_config()
+    registry, config = CollectionRegistry(workspace.cache), place_of(workspace, arguments)
     if not arguments.dry_run:
         refuse_while_searching(workspace)
     found = find_droppable(registry, config)
@@ -120,7 +136,8 @@ def clean_workspace(
         return found, None
     refuse_while_searching(workspace)
     dropped = clean_collections(registry, config, everything=True)
-    drop_set_aside(config)
+    if isinstance(config, MilvusLiteConfig):
+        drop_set_aside(config)
     return found, dropped
 
 
@@ -148,11 +165,24 @@ def ending(
 ) -> str:  # a sentence
     """Say what was done."""
     if not len(found):
-        return "There are no collections, so there is nothing to drop."
+        return "There are no collections, so there is nothing to drop." + _more(found)
     if dropped is None:
         return f"{in_all(found)} would be dropped." if dry_run else "Nothing was dropped."
     used = sorted(set(found.chunks) - set(dropped))
     kept = f" In use, and kept: {', '.join(used)}." if used else ""
     sizes = {name: size for name, size in found.sizes.items() if name in dropped}
     gone = Droppable(dropped, sizes=sizes, aside=found.aside)
-    return f"{in_all(gone)} dropped.{kept} A search or a question builds again what it needs."
+    return f"{in_all(gone)} dropped.{kept} A search or a question builds again what it needs.{_more(found)}"
+
+
+def _more(
+    found: Droppable,  # what there was
+) -> str:  # a sentence for each place; empty when there is none
+    """Say which collections of the workspace are elsewhere, and how to get at them."""
+    places = (
+        f" {count} collection{'s' * (count != 1)} of this workspace {'are' if count != 1 else 'is'} in"
+        f" another place ({provider}): `ai4rag-nb clean --vector-store {provider}`."
+        for provider, count in sorted(found.elsewhere.items())
+        if provider != "milvus_lite"
+    )
+    return "".join(places)

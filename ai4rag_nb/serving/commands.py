@@ -95,7 +95,7 @@ def drop_output() -> None:
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-# %% ../../nbs/07_serving/07_commands.ipynb #da5c96b4
+# %% ../../nbs/07_serving/07_commands.ipynb #07935bf5
 _ANSWERING = "ai4rag-answers"  # how the threads that wait for a model are called
 _COMMANDS = {
     "run": "running",
@@ -103,10 +103,13 @@ _COMMANDS = {
     "leaderboard": "reading",
     "show": "reading",
     "ask": "reading",
+    "evaluate": "scoring",
+    "compare": "scoring",
+    "report": "report_command",
     "clean": "cleaning",
 }
 
-
+# %% ../../nbs/07_serving/07_commands.ipynb #6a1d7622
 def main(
     arguments: Sequence[str] | None = None,  # what stands behind `ai4rag-nb`; the process's own without it
 ) -> int:  # the exit status

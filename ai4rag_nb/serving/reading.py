@@ -5,23 +5,26 @@
 # %% auto #0
 __all__ = ['leaderboard_command', 'show_command', 'ask_command']
 
-# %% ../../nbs/07_serving/06_reading.ipynb #c298f84d
+# %% ../../nbs/07_serving/06_reading.ipynb #1b0f6676
 import argparse
 import json
 import sys
 import textwrap
 from typing import Any
 
+from ..evaluation.lost_questions import lost_lines
+from ..evaluation.shown_values import shown_value
+from ..evaluation.wording import interval_words
 from ..foundations.errors import InputError
 from ..optimization.leaderboard import leaderboard_frame, leaderboard_records
 from ..optimization.open_run import find_pattern, open_run, read_results
 from ..optimization.ranking import metric_scores
 from ..optimization.run_store import EvaluationResult
+from ..optimization.stage_progress import traces_frame
 from ai4rag_nb.serving.printing import (
     answer_record,
     answer_text,
     as_json,
-    interval,
     leaderboard_table,
     number,
     plain,
@@ -31,6 +34,15 @@ from ai4rag_nb.serving.printing import (
 )
 
 # %% ../../nbs/07_serving/06_reading.ipynb #34a61ac8
+def _cell(
+    column: str,  # how it is called
+    value: Any,  # what stands in it
+) -> str:  # as it is shown
+    """Write a cell of the wide leaderboard."""
+    metric = column.removesuffix("_ci_low").removesuffix("_ci_high")
+    return shown_value(value, metric, 4) if isinstance(value, float) else str(value)
+
+
 def leaderboard_command(
     arguments: argparse.Namespace,  # the options of `leaderboard`
 ) -> int:  # the exit status
@@ -45,7 +57,8 @@ def leaderboard_command(
         return 0
     if arguments.columns == "all":
         frame = leaderboard_frame(results, arguments.metric, "all").fillna("")
-        print(table([str(name) for name in frame.columns], frame.astype(str).to_numpy().tolist()))
+        columns = [[_cell(str(name), value) for value in frame[name]] for name in frame.columns]
+        print(table([str(name) for name in frame.columns], list(zip(*columns, strict=True))))
     else:
         print(leaderboard_table(records, terminal_width()))
     if "note" in records:
@@ -73,7 +86,32 @@ def _flat(
             rows.append([full, textwrap.shorten(text, 100, placeholder=_CUT)])
     return rows
 
-# %% ../../nbs/07_serving/06_reading.ipynb #5316b2f6
+# %% ../../nbs/07_serving/06_reading.ipynb #8b661bf2
+_COUNTS = ("questions", "fired", "changed", "failed", "calls", "tokens")
+
+
+def _print_stages(
+    result: EvaluationResult,  # a pattern of a run
+) -> None:
+    """Print what each stage did, where there was more than a search and an answer."""
+    counted = traces_frame(result.results, by_stage=True)
+    if set(counted.index) <= {"search", "generation"}:
+        return
+    rows = [
+        [str(stage), *(str(int(row[name])) for name in _COUNTS), number(row["seconds"], 2)]
+        for stage, row in counted.iterrows()
+    ]
+    print("\n" + table(["stage", *_COUNTS, "seconds"], rows))
+
+# %% ../../nbs/07_serving/06_reading.ipynb #d848b4d8
+def _measured(
+    result: EvaluationResult,  # a pattern of a run
+) -> dict[str, Any]:  # "evaluator:metric" -> its entry among the metrics
+    """List the metrics of a pattern with everything that is kept about them."""
+    entries = result.payload.get("evaluation", {}).get("metrics", [])
+    return {f"{one['evaluator']}:{one['name']}": one for one in entries}
+
+
 def show_command(
     arguments: argparse.Namespace,  # the options of `show`
 ) -> int:  # the exit status
@@ -86,16 +124,20 @@ def show_command(
         find_pattern(results, arguments.pattern)
     result: EvaluationResult = named[0]
     if arguments.json:
-        plain_data = {"name": result.name, "state": result.state, "reason": result.reason, **result.payload}
-        print(as_json(plain_data))
+        stages = traces_frame(result.results, by_stage=True).reset_index().to_dict("records")
+        named_data = {"name": result.name, "state": result.state, "reason": result.reason, "stages": stages}
+        print(as_json({**named_data, **result.payload}))
         return 0
     reason = f": {plain(result.reason)}" if result.reason else ""
     print(f"{result.name} ({result.state}, {result.seconds:.1f} s){reason}\n")
     rows = [
-        [name, number(scores["mean"]), interval(scores), str(scores["n"])]
+        [name, number(scores["mean"], metric=name), interval_words(scores, name), str(scores["n"])]
         for name, scores in metric_scores(result).items()
     ]
     print(table(["metric", "mean", "95 % interval", "n"], rows))
+    for line in lost_lines(_measured(result)):
+        print(plain(line))
+    _print_stages(result)
     settings = _flat(result.payload.get("settings", {"": result.configuration}))
     print("\n" + table(["settings", ""], settings))
     if any(value.endswith(_CUT) for _, value in settings):

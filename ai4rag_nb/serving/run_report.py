@@ -6,7 +6,8 @@
 __all__ = ['trial_events', 'run_events', 'run_state', 'write_run_report']
 
 # %% ../../nbs/07_serving/04_run_report.ipynb #57e76053
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +21,39 @@ from ai4rag_nb.foundations.events import (
     TrialFinished,
     TrialStarted,
 )
+from ..optimization.cause_search import known_causes
+from ..optimization.decision import decision_report
 from ..optimization.open_run import read_results, require_run
-from ..optimization.results import ExperimentResults, compare_with_leader
+from ..optimization.results import ExperimentResults
 from ..optimization.run_store import EvaluationResult, RunStore, get_trials
 
 # %% ../../nbs/07_serving/04_run_report.ipynb #8dcf1023
 def trial_events(
     trials: Sequence[EvaluationResult],  # stored trials, in order
     clock: float,  # when the first of them began
-) -> list[Event]:  # the beginning and the end of each
+) -> Iterator[Event]:  # the beginning and the end of each; passages of one are read at a time
     """Tell stored trials as events."""
-    events: list[Event] = []
     for trial in trials:
         about: dict[str, Any] = {
             "name": trial.name,
             "iteration": trial.iteration,
             "configuration": trial.configuration,
         }
-        events.append(TrialStarted(at=clock, **about))
+        yield TrialStarted(at=clock, **about)
         clock += trial.seconds
         if trial.state == "failed":
-            events.append(TrialFailed(at=clock, reason=trial.reason, **about))
+            yield TrialFailed(at=clock, reason=trial.reason, **about)
         else:
             told: dict[str, Any] = {
                 "payload": {"state": trial.state} | trial.payload,
                 "evaluation_results": trial.results,
             }
-            events.append(TrialFinished(at=clock, name=trial.name, state=trial.state, **told))
-    return events
+            yield TrialFinished(at=clock, name=trial.name, state=trial.state, **told)
 
 # %% ../../nbs/07_serving/04_run_report.ipynb #85885b48
 def run_events(
     folder: str | Path,  # a run folder
-) -> list[Event]:  # what happened in the run, in order
+) -> Iterator[Event]:  # what happened in the run, in order
     """Tell a stored run as events."""
     store = RunStore(require_run(folder), read_only=True)
     created, state, trials = store.fact("created", 0.0), store.fact("state", "stopped"), get_trials(store)
@@ -66,7 +67,7 @@ def run_events(
         resumed=0,
     )
     store.close()
-    events = [started, *trial_events(trials, created)]
+    events = chain([started], trial_events(trials, created))
     if state == "running":
         return events
     best = [result.name for result in read_results(folder).get_best_evaluations()]
@@ -74,7 +75,7 @@ def run_events(
     ended = RunFinished(
         at=created + seconds, state=state, best_pattern=best[0] if best else None, seconds=seconds
     )
-    return [*events, ended]
+    return chain(events, [ended])
 
 
 def run_state(
@@ -90,14 +91,13 @@ def write_run_report(
 ) -> Path:  # the file, `report.html` in the folder
     """Write the report of a stored run into its folder."""
     found = read_results(folder) if results is None else results
-    compared = compare_with_leader(found)
-    ties = [{**row, "difference": row["mean"]} for row in compared if row["tied"]]
+    decided = decision_report(found, causes=known_causes(found)) if found.get_best_evaluations() else None
     held_out = {"evaluation": {"metrics": found.held_out["metrics"]}} if found.held_out else None
     return write_report(
         Path(folder) / "report.html",
         run_state(folder),
         held_out=held_out,
-        ties=ties,
         notes=found.notes,
         places={"results": str(folder)},
+        decision=decided,
     )
