@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ai4rag_nb.evaluation.overall_score import default_evaluators
 from ai4rag_nb.foundations.errors import InputError, SearchSpaceError
 from ai4rag_nb.indexing import chunking
-from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer, GAMOptSettings, neighbours
+from ai4rag_nb.optimization.candidate_points import neighbours
+from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer, GAMOptSettings
 from ai4rag_nb.optimization.numbering import fork, number_of, positions_at, positions_of, shuffled
 from ai4rag_nb.optimization import numbering, rag_settings
 from ai4rag_nb.optimization.parameters import Parameter, Rule
@@ -524,7 +525,33 @@ def test_many_numbers_and_neighbours_equal_one_at_a_time(
             changed = {**space[point], parameter.name: value}
             if value != space[point][parameter.name] and changed in space:
                 expected.add(space.index(changed))
-    assert set(neighbours(space, point)) == expected
+    found = set(neighbours(space, point))
+    assert expected <= found
+    for extra in found - expected:
+        assert follows_from_one_change(space, point, extra), f"{space[extra]} is not near {space[point]}"
+
+
+def follows_from_one_change(space: SearchSpace, before: int, after: int) -> bool:
+    """Tell whether all that differs beside one setting had to change with it, or is on or off by it."""
+    old, new = space[before], space[after]
+    differing = [p for p in space.parameters if old.get(p.name) != new.get(p.name)]
+    return any(
+        all(
+            other is first or other.depends_on is not None or (other.name in old) != (other.name in new)
+            for other in differing
+        )
+        and {**old, first.name: new[first.name]} not in space
+        for first in differing
+        if first.name in old and first.name in new
+    )
+
+
+def test_what_depends_on_a_changed_setting_changes_with_it() -> None:
+    size = Parameter(name="size", param_type="I", values=[64, 128])
+    overlap = Parameter(name="overlap", param_type="I", values={64: [0, 16], 128: [0, 32]}, depends_on="size")
+    space = SearchSpace([size, overlap])
+    near = [space[number] for number in neighbours(space, space.index({"size": 64, "overlap": 16}))]
+    assert near == [{"size": 128, "overlap": 32}, {"size": 64, "overlap": 0}]
 
 
 def test_a_space_beyond_64_bits_is_numbered() -> None:

@@ -24,7 +24,7 @@ NEAR = 50  # values of one setting that are tried beside the best configurations
 def neighbours(
     space: SearchSpace,  # any space
     point: int,  # the number of a configuration
-) -> Iterator[int]:  # the configurations that differ in one setting
+) -> Iterator[int]:  # what differs in one setting, and in what must follow it
     """List what is one change away."""
     positions = positions_at(space.numbering, point)
     for column, position in enumerate(positions):
