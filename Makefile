@@ -25,7 +25,7 @@ demo: $(VENV)/.base  ## find the best pipeline for the Python language reference
 	$(BIN)/ai4rag-nb demo
 
 test: $(VENV)/.dev  ## run everything that must hold
-	$(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations=15 --cov=ai4rag_nb --cov-report=term:skip-covered --cov-fail-under=90 tests
+	$(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadgroup --durations=15 --cov=ai4rag_nb --cov-report=term:skip-covered --cov-fail-under=90 tests
 
 docs: $(VENV)/.dev  ## build the documentation into _docs
 	$(BIN)/python tools/build_docs.py
