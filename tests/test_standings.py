@@ -1,0 +1,158 @@
+"""What unseen questions make of a tie, how two patterns are compared, and what is said of both: worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ai4rag_nb import open_run
+from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, put_trial
+from ai4rag_nb.optimization.summary import summary
+from ai4rag_nb.serving.commands import main
+from ai4rag_nb.serving.run_report import write_run_report
+
+METRIC = "custom:overall_score"
+HALVES = [0.5] * 16  # questions about documents of their own
+
+
+def rows(values: Sequence[float | None], tokens: int = 100, seconds: float = 1.0) -> list[dict[str, Any]]:
+    """Questions with one score each, and what their answers took."""
+    return [
+        {
+            "question_id": f"q{place}",
+            "question": f"Question {place}?",
+            "document_keys": [f"{place}.md"],
+            "metrics": [{"name": "overall_score", "evaluator": "custom", "score": value}],
+            "tokens": {"prompt": tokens},
+            "timings": {"retrieval": seconds},
+        }
+        for place, value in enumerate(values)
+    ]
+
+
+def tried(number: int, values: Sequence[float | None], **taken: Any) -> EvaluationResult:
+    scored = [value for value in values if value is not None]
+    mean = sum(scored) / len(scored)
+    scores = {"mean": mean, "ci_low": mean - 0.1, "ci_high": mean + 0.1, "n": len(scored)}
+    metric = {"name": "overall_score", "evaluator": "custom", "description": "", "scores": scores}
+    payload = {"name": f"Pattern{number + 1}", "evaluation": {"metrics": [metric]}, "settings": {}}
+    facts = (f"k{number}", {"chunk_size": 64 * (number + 1)}, "completed", mean, payload)
+    return EvaluationResult(number, *facts, rows(values, **taken))
+
+
+def stored(
+    folder: Path, search: Sequence[EvaluationResult], unseen: dict[int, Sequence[float | None]], **facts: Any
+) -> str:
+    """A run on disk; unseen scores by the number of the configuration, the leader's first."""
+    store = RunStore(folder / "run")
+    store.put_facts({"objective": METRIC, "questions": len(search[0].results), **facts})
+    for result in search:
+        put_trial(store, result)
+    part = {}
+    for place, (number, values) in enumerate(unseen.items()):
+        part[f"Pattern{number + 1}"] = {
+            **{"name": f"Pattern{number + 1}", "key": f"k{number}", "configuration": {}},
+            "roles": ["tie" if place else "leader"],
+        }
+        record = {"questions": len(values), "metrics": [], "results": rows(values)}
+        store.put_facts({f"test_part k{number}": {**record, "state": "completed", "reason": ""}})
+    store.put_facts({"test_part": part})
+    store.close()
+    return str(folder / "run")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """The first of five leads by a hair. Of the unseen questions each rival is asked 40, but for the fifth.
+
+    The second is 0.5 behind on every second one of them, the third as much ahead, and the fourth equal.
+    """
+    search = [
+        tried(0, [*HALVES, 0.6], tokens=500, seconds=2.0),
+        tried(1, [*HALVES, 0.5], tokens=10, seconds=0.1),
+        tried(2, [*HALVES, 0.5], tokens=400, seconds=1.5),
+        tried(3, [*HALVES, 0.5], tokens=300, seconds=1.0),
+        tried(4, [*HALVES, 0.5], tokens=450, seconds=1.8),
+    ]
+    unseen = {0: [0.5] * 40, 1: [0.5, 0.0] * 20, 2: [0.5, 1.0] * 20, 3: [0.5] * 40}
+    return stored(tmp_path, search, unseen)
+
+
+# --- standings ------------------------------------------------------------------------------------------------
+
+
+def said(run: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    capsys.readouterr()
+    assert main([options[0], run, *options[1:]]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_tie_has_its_standing_in_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(run, capsys, "report", "--no-attribute", "--json"))
+    standing = {
+        one["name"]: (group, one["standing"], one["is_asked"])
+        for group in ("ties", "refuted", "better")
+        for one in found[group]
+    }
+    assert standing == {
+        "Pattern2": ("refuted", "refuted", True),
+        "Pattern3": ("better", "better", True),
+        "Pattern4": ("ties", "confirmed", True),
+        "Pattern5": ("ties", "open", False),
+    }
+    behind = found["refuted"][0]["unseen"]
+    assert behind["mean"] == pytest.approx(0.25) and behind["n"] == 40 and behind["verdict"] == "better"
+
+
+def test_a_refuted_tie_is_neither_cheapest_nor_fastest_nor_open(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second takes 10 tokens and a tenth of a second, less than any other."""
+    found = json.loads(said(run, capsys, "report", "--no-attribute", "--json"))
+    assert (found["winner"], found["cheapest"], found["fastest"]) == ("Pattern1", "Pattern4", "Pattern4")
+    assert not {"Pattern2", "Pattern3", "Pattern4"} & set(found["questions_needed"])
+    assert found["claims"]["ties"] == [f"Pattern{number}" for number in (2, 3, 4, 5)]
+
+
+def test_text_page_and_summary_say_the_same_of_standings(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(run, capsys, "report", "--no-attribute")
+    first = (
+        "3 of 4 others cannot be called worse. "
+        "Pattern3 is better than Pattern1 on questions that the search never saw."
+    )
+    lines = [
+        "Better on questions that the search never saw: Pattern1 is worse than Pattern3 (-0.250,",
+        "Confirmed on questions that the search never saw: Pattern4.",
+        "Refuted on questions that the search never saw, and no tie any more: "
+        "Pattern1 is better than Pattern2 (+0.250,",
+        "Not asked such questions: Pattern5.",
+    ]
+    assert first in text and all(line in text for line in lines)
+    cheapest = next(line for line in text.splitlines() if line.startswith("Cheapest of these"))
+    assert cheapest.startswith("Cheapest of these: Pattern4 with 300 tokens") and "Pattern2" not in cheapest
+    results = open_run(run)
+    page = write_run_report(run).read_text(encoding="utf-8")
+    assert first in page and all(line in page for line in lines)
+    shown = results.report(attribute=False)._repr_html_()
+    assert first in shown and all(line in shown for line in lines)
+    brief = summary(results)
+    assert "Worse on questions that the search never saw: Pattern2." in brief
+    assert "Better on questions that the search never saw: Pattern3." in brief
+    assert not any("as good" in line and "Pattern2" in line for line in brief.splitlines())
+
+
+def test_nothing_is_as_good_where_all_ties_are_refuted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = [tried(0, [*HALVES, 0.6]), tried(1, [*HALVES, 0.5], tokens=1)]
+    path = stored(tmp_path, search, {0: [0.5] * 20, 1: [0.0] * 20})
+    text = said(path, capsys, "report", "--no-attribute")
+    assert "Pattern1 is better than the other.\nRefuted on questions that the search never saw" in text
+    assert "would settle" not in text and "Cheapest" not in text
+    assert json.loads(said(path, capsys, "report", "--no-attribute", "--json"))["cheapest"] == "Pattern1"
