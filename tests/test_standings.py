@@ -156,3 +156,91 @@ def test_nothing_is_as_good_where_all_ties_are_refuted(
     assert "Pattern1 is better than the other.\nRefuted on questions that the search never saw" in text
     assert "would settle" not in text and "Cheapest" not in text
     assert json.loads(said(path, capsys, "report", "--no-attribute", "--json"))["cheapest"] == "Pattern1"
+
+
+# --- two patterns ---------------------------------------------------------------------------------------------
+
+
+def compared(run: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(run, capsys, "compare", *more, "--json"))
+    return found
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> str:
+    """Ahead by 0.1 to 0.6 on the search: 2 of 64 flips. On unseen questions by 0.5, 0 and -0.25."""
+    steps = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    search = [tried(0, [0.4 + step for step in steps]), tried(1, [0.4] * 6), tried(2, [0.3] * 6)]
+    return stored(tmp_path, search, {0: [1.0, 0.5, 0.25], 1: [0.5, 0.5, 0.5]})
+
+
+def test_a_comparison_is_of_a_part_and_of_unseen_questions(
+    pair: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compared(pair, capsys, "Pattern1", "Pattern2")
+    assert (found["part"], found["n"], found["p_value"]) == ("search", 6, 2 / 64)
+    assert found["mean"] == pytest.approx(0.35) and found["ci_low"] > 0
+    unseen = found["unseen"]
+    assert (unseen["part"], unseen["n"]) == ("unseen", 3) and unseen["mean"] == pytest.approx(0.25 / 3)
+    assert unseen["p_value"] == 1.0  # of 8 flips, 2 reach 0.75, 2 reach 0.25, and each twice for the 0
+    assert found == open_run(pair).compare("Pattern1", "pattern2")
+    text = said(pair, capsys, "compare", "Pattern1", "Pattern2")
+    assert "On the questions of the search: +0.350 (95 % interval [+0." in text
+    assert "On questions that the search never saw: +0.083 (95 % interval [-0." in text
+
+
+def test_turning_a_comparison_round_turns_everything(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    there, back = (
+        compared(pair, capsys, "Pattern1", "Pattern2"),
+        compared(pair, capsys, "Pattern2", "Pattern1"),
+    )
+    for one, other in ((there, back), (there["unseen"], back["unseen"])):
+        assert one["mean"] == -other["mean"] and one["p_value"] == other["p_value"]
+        assert (one["wins"], one["ties"], one["losses"]) == (other["losses"], other["ties"], other["wins"])
+    assert (there["unseen"]["wins"], there["unseen"]["ties"], there["unseen"]["losses"]) == (1, 1, 1)
+    assert (there["share_of_wins"], back["share_of_wins"]) == (1.0, 0.0)
+
+
+def test_what_was_not_asked_is_said(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(pair, capsys, "Pattern1", "Pattern3")
+    assert found["unseen"] is None and found["unseen_reason"] == "Pattern3 was not asked them."
+    text = said(pair, capsys, "compare", "Pattern1", "Pattern3")
+    assert "Not compared on questions that the search never saw: Pattern3 was not asked them." in text
+
+
+def test_equal_differences_have_no_interval(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.4 - 0.3 in each of six questions, whatever a computer makes of the last digit."""
+    found = compared(pair, capsys, "Pattern2", "Pattern3")
+    assert (found["ci_low"], found["ci_high"], found["method"]) == (None, None, "none")
+    assert "All 6 differences are equal: they have no interval." in found["note"]
+    assert "+0.100 (no interval; 6 questions)" in said(pair, capsys, "compare", "Pattern2", "Pattern3")
+
+
+def test_an_interval_and_a_p_value_may_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five questions all ahead: the interval is above 0, and 2 of 32 flips reach as far."""
+    path = stored(tmp_path, [tried(0, [0.5, 0.6, 0.7, 0.8, 0.9]), tried(1, [0.4] * 5)], {})
+    found = compared(path, capsys, "Pattern1", "Pattern2")
+    assert found["p_value"] == 2 / 32 and found["ci_low"] > 0
+    assert "disagree: the interval leaves out 0, and the p-value is above 0.05" in found["note"]
+    assert found["unseen_reason"] == "No questions were held out and asked."
+
+
+def test_a_pattern_is_not_compared_with_itself(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    for names in (("Pattern1", "Pattern1"), ("Pattern1", "pattern1")):
+        assert main(["compare", pair, *names, "--json"]) == 2
+        output = capsys.readouterr()
+        assert output.out == "" and "'Pattern1' cannot be compared with itself" in output.err
+        assert "Name another one beside it: Pattern2, Pattern3." in output.err
+
+
+def test_where_low_is_good_the_lower_one_wins(tmp_path: Path) -> None:
+    search = [tried(0, [1.0, 1.0, 0.0]), tried(1, [0.0, 1.0, 0.0])]
+    for result in search:
+        for row in result.results:
+            row["metrics"].append({**row["metrics"][0], "name": "wrong_refusal"})
+        scores = result.payload["evaluation"]["metrics"][0]
+        result.payload["evaluation"]["metrics"].append({**scores, "name": "wrong_refusal"})
+    found = open_run(stored(tmp_path, search, {})).compare("Pattern1", "Pattern2", "wrong_refusal")
+    assert found["mean"] == pytest.approx(1 / 3)
+    assert (found["wins"], found["ties"], found["losses"]) == (0, 2, 1)
