@@ -73,9 +73,9 @@ def pair_difference(
     pairs = list(zip(*scores, strict=True))
     apart = [None if a is None or b is None else round(a - b, _DIGITS) for a, b in pairs]
     known = [value if is_high_good else -value for value in apart if value is not None]
-    counts = [sum(value > 0 for value in known), known.count(0), sum(value < 0 for value in known)]
+    wins, losses = sum(value > 0 for value in known), sum(value < 0 for value in known)
     if not known:
-        return PairDifference(part, None, None, None, 0, 0, None, "none", *counts)
+        return PairDifference(part, None, None, None, 0, 0, None, "none")
     found = statement_interval(apart, clusters, differences=True)
     p_value = sign_flip_p_value(apart, [0.0] * len(apart), clusters)
     low, high, method, notes = found.ci_low, found.ci_high, found.method, [found.note]
@@ -89,7 +89,8 @@ def pair_difference(
     else:
         notes.append(disagreement_note(low, high, p_value))
     facts = (found.mean, low, high, found.n, found.clusters, p_value, method)
-    return PairDifference(part, *facts, *counts, note=" ".join(note for note in notes if note))
+    said = " ".join(note for note in notes if note)
+    return PairDifference(part, *facts, wins, len(known) - wins - losses, losses, said)
 
 # %% ../../nbs/04_optimization/08g_pattern_pairs.ipynb #a196930f
 def _chosen(
