@@ -244,3 +244,18 @@ def test_where_low_is_good_the_lower_one_wins(tmp_path: Path) -> None:
     found = open_run(stored(tmp_path, search, {})).compare("Pattern1", "Pattern2", "wrong_refusal")
     assert found["mean"] == pytest.approx(1 / 3)
     assert (found["wins"], found["ties"], found["losses"]) == (0, 2, 1)
+
+
+# --- words for one --------------------------------------------------------------------------------------------
+
+
+def test_one_question_and_one_other_have_no_plural(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = stored(tmp_path, [tried(0, [0.5]), tried(1, [0.25])], {0: [0.5], 1: [0.25]})
+    text = said(path, capsys, "report", "--no-attribute") + summary(open_run(path))
+    text += said(path, capsys, "compare", "Pattern1", "Pattern2")
+    text += write_run_report(path).read_text(encoding="utf-8").partition("</style>")[2]
+    assert "1 questions" not in text and "1 others" not in text and "of 1 other" not in text
+    assert "The other one cannot be called worse." in text and "all of 1" not in text
+    assert "It cannot be told whether it is worse: Pattern2." in text

@@ -15,7 +15,7 @@ from .safe_html import Html, element, join, shorten
 from ..evaluation.attribution_report import REMEDIES
 from ..evaluation.comparisons import Comparison
 from ..evaluation.shown_values import shown_value
-from ..evaluation.wording import no_interval
+from ..evaluation.wording import counted, no_interval
 from ..optimization.causes import Causes, causes_heading
 from ..optimization.decision_facts import DecisionFacts
 from ai4rag_nb.optimization.decision_text import (
@@ -56,7 +56,7 @@ def difference_words(
     if row is None or row.mean is None or row.ci_low is None or row.ci_high is None:
         return "–"
     mean, low, high = (shown_value(end, metric, signed=True) for end in (row.mean, row.ci_low, row.ci_high))
-    bounds = f"{low} to {high}, {row.n} questions"
+    bounds = f"{low} to {high}, {counted(row.n, 'question')}"
     return f"{mean} ({no_interval(row.ci_low, row.ci_high, row.n) or bounds})"
 
 

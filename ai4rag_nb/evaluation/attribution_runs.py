@@ -23,6 +23,7 @@ from .attribution_report import AttributionReport
 from .evaluation_data import EvaluationData
 from .metrics import Metrics
 from .unitxt_evaluator import UnitxtEvaluator
+from .wording import counted
 from ..foundations.cache import Cache
 from ..foundations.chunks import RetrievedChunk
 from ..foundations.errors import StorageError, StoppedError
@@ -180,8 +181,11 @@ def _notes(
         notes.append(f"No gold context was asked. {plan.cost} Set ask=True to do it.")
     documents = sum(level_of(data[place]) == "document" for place in plan.followed)
     if documents:
-        notes.append(f"{documents} of {len(plan.followed)} were followed by documents, without evidence.")
+        verb = "was" if len(plan.followed) == 1 else "were"
+        notes.append(f"{documents} of {len(plan.followed)} {verb} followed by documents, without evidence.")
     without = len(plan.followed) - len(plan.gold)
     if without and has_model:
-        notes.append(f"{without} have no gold context: their documents are too long for one prompt.")
+        owner = ("has", "its") if without == 1 else ("have", "their")
+        said = f"{owner[0]} no gold context: {owner[1]} documents are too long for one prompt."
+        notes.append(f"{counted(without, 'question')} {said}")
     return tuple(notes)

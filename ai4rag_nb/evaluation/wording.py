@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_NAMES', 'counted', 'unanswerable_note', 'repeated_note', 'no_interval', 'interval_range', 'interval_words',
-           'method_words', 'listed', 'wins_words', 'scored_questions', 'made_up']
+           'method_words', 'listed', 'wins_words', 'scored_questions', 'made_up', 'declined_words']
 
 # %% ../../nbs/03_evaluation/07a_wording.ipynb #420c7915
 from collections.abc import Mapping, Sequence
@@ -145,4 +145,15 @@ def made_up(
     """Say how many unanswerable questions were answered all the same."""
     if mean is None or not count or mean >= 1.0:
         return ""
+    if count == 1:
+        return "answered the only unanswerable question"
     return f"answered {round(count * (1.0 - mean))} of {counted(count, 'unanswerable question')}"
+
+
+def declined_words(
+    mean: float | None,  # of right_refusal
+    count: int,  # how many unanswerable questions it is of, at least one
+) -> str:  # "declined all 3 unanswerable questions", or what was answered all the same
+    """Say what became of unanswerable questions."""
+    which = "the only" if count == 1 else f"all {count:,}"
+    return made_up(mean, count) or f"declined {which} unanswerable question{'' if count == 1 else 's'}"

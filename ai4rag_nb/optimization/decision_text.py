@@ -156,13 +156,15 @@ def tie_sentences(
     same = [tie for tie in facts.ties if tie.is_as_good]
     left = [tie for tie in facts.ties if not tie.is_as_good]
     count = len(facts.ties) + len(facts.better)
-    said = [f"{count} of {counted(len(facts.claims), 'other')} cannot be called worse."]
+    whom = "The other one" if len(facts.claims) == 1 else f"{count} of {len(facts.claims)} others"
+    said = [f"{whom} cannot be called worse."]
     if facts.better:
         where = where_asked("unseen", facts.is_seen)
         verb = "is" if len(facts.better) == 1 else "are"
         said = [f"{said[0]} {_named(facts.better)} {verb} better than {facts.winner} {where}."]
     said += [f"As good, any difference is below {RELEVANT}: {_named(same)}."] if same else []
-    said += [f"It cannot be told whether they are worse: {_named(left)}."] if left else []
+    whether = "it is" if len(left) == 1 else "they are"
+    said += [f"It cannot be told whether {whether} worse: {_named(left)}."] if left else []
     return [*said, *standing_sentences(facts), *expense_sentences(facts)]
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #794c48fc
@@ -229,7 +231,7 @@ def _unvarying(
     count = len(facts.claims) + 1 if facts.claims else 1
     noted = any("the same for all" in note or "score the same on every" in note for note in facts.notes)
     useful = count >= USEFUL_FROM or facts.metric in facts.unvarying
-    if not facts.unvarying or noted or not useful:
+    if not facts.unvarying or noted or not useful or count == 1:
         return []
     names = ", ".join(key.rpartition(":")[2] for key in facts.unvarying)
     return [f"The same for all {count} configurations, question by question: {names}."]

@@ -7,17 +7,16 @@ __all__ = ['lead_sentences', 'failure_reasons', 'held_out_sentence', 'refusal_se
 
 # %% ../../nbs/04_optimization/08l_summary.ipynb #0b0c949f
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evaluation.comparisons import Verdict
 from ..evaluation.lost_questions import lost_words
 from ..evaluation.shown_values import shown_value
 from ai4rag_nb.evaluation.wording import (
-    counted,
+    declined_words,
     interval_words,
     listed,
-    made_up,
     no_interval,
     scored_questions,
 )
@@ -52,14 +51,22 @@ def lead_sentences(
         than = "the other one" if others == 1 else f"each of the {others} others"
         return [f"It is better than {than} by more than chance on these questions."]
     verb = "is" if len(as_good) == 1 else "are"
-    said = [f"{len(as_good)} of {others} others {verb} as good: {', '.join(as_good)}."] if as_good else []
+    said = [f"{_of_others(as_good, others)} {verb} as good: {listed(as_good)}."] if as_good else []
     if unknown:
         worse = "is" if len(unknown) == 1 else "are"
         said.append(
-            f"{len(unknown)} of {others} others may be as good, for it cannot be told whether "
-            f"{'it' if len(unknown) == 1 else 'they'} {worse} worse: {', '.join(unknown)}."
+            f"{_of_others(unknown, others)} may be as good, for it cannot be told whether "
+            f"{'it' if len(unknown) == 1 else 'they'} {worse} worse: {listed(unknown)}."
         )
     return [*said, *([f"Better where both have scores: {', '.join(ahead)}."] if ahead else []), *later]
+
+
+def _of_others(
+    names: Sequence[str],  # some of the other configurations
+    others: int,  # how many there are
+) -> str:  # "2 of 5 others", "The other one"
+    """Say how many of the others some are."""
+    return "The other one" if others == 1 else f"{len(names)} of {others} others"
 
 
 def _unseen_sentences(
@@ -115,10 +122,7 @@ def refusal_sentence(
     for where, metrics in (("", metric_scores(leader)), (" that the search never saw", _held_out(results))):
         scores = metrics.get("custom:right_refusal", {})
         count = int(scores.get("n") or 0)
-        said = (
-            made_up(scores.get("mean"), count) or f"declined all of {counted(count, 'unanswerable question')}"
-        )
-        parts += [f"It {said}{where}."] if count else []
+        parts += [f"It {declined_words(scores.get('mean'), count)}{where}."] if count else []
     return " ".join(parts)
 
 
