@@ -17,13 +17,12 @@ from scipy import stats
 from small_world import KEY, benchmark_records, files_holding, make_experiment, paid, service, small_space
 
 from ai4rag_nb import open_run
-from ai4rag_nb.evaluation.comparisons import Verdict
+from ai4rag_nb.evaluation.comparisons import Verdict, questions_to_settle
 from ai4rag_nb.foundations.errors import InputError
 from ai4rag_nb.optimization.causes import Causes, answered_row
 from ai4rag_nb.optimization.cause_search import answer_scores, find_causes, known_causes
 from ai4rag_nb.optimization.certainty import leader_claims
 from ai4rag_nb.optimization.decision import decision_report
-from ai4rag_nb.optimization.decision_facts import questions_to_settle
 from ai4rag_nb.optimization.ranking import RankedEvaluations
 from ai4rag_nb.optimization.results import ExperimentResults
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore
@@ -159,15 +158,13 @@ def test_cheapest_and_fastest_are_among_the_equally_good() -> None:
 
 
 def test_questions_needed_allow_for_all_comparisons() -> None:
-    """With five comparisons at 0.03, each has 0.006: 2.748 + 0.842 against 1.960 + 0.842."""
-    assert questions_to_settle(100, 5) == math.ceil(100 * ((2.7478 + 0.8416) / (1.9600 + 0.8416)) ** 2) == 165
+    """With five comparisons at 0.03, each has 0.006: 2.748 + 0.842, and the spread is three differences."""
+    assert questions_to_settle(0.1, 0.3, 5) == math.ceil(((2.7478 + 0.8416) * 3) ** 2) == 116
     values, other = [1.0, 0.0, 1.0, 1.0] * 10, [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0] * 5
     found = decision_report(RankedEvaluations([tried(0, values, 40), tried(1, other, 40)], METRIC))
     apart = np.array(values) - np.array(other)
-    alone = math.ceil((2.8015851 * apart.std(ddof=1) / apart.mean()) ** 2)
-    assert found.ties[0].comparison.needed == alone and found.needed == {
-        "Pattern2": questions_to_settle(alone, 1)
-    }
+    alone = math.ceil(((2.1701 + 0.8416) * apart.std(ddof=1) / apart.mean()) ** 2)  # one comparison at 0.03
+    assert found.ties[0].comparison.needed == alone and found.needed == {"Pattern2": alone}
 
 
 def test_low_values_lead_where_low_is_good() -> None:

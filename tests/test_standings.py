@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,95 @@ def test_one_question_and_one_other_have_no_plural(
     assert "1 questions" not in text and "1 others" not in text and "of 1 other" not in text
     assert "The other one cannot be called worse." in text and "all of 1" not in text
     assert "It cannot be told whether it is worse: Pattern2." in text
+
+
+# --- questions won, and questions needed ----------------------------------------------------------------------
+
+
+def test_questions_won_are_counted_everywhere(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The leader wins one question of the search in 17; of the unseen ones it wins or loses every second one."""
+    found = json.loads(said(run, capsys, "report", "--no-attribute", "--json"))
+    rows = {row["name"]: (row["wins"], row["ties"], row["losses"]) for row in found["claims"]["rows"]}
+    assert rows == dict.fromkeys(("Pattern2", "Pattern3", "Pattern4", "Pattern5"), (1, 16, 0))
+    unseen = {one["name"]: one["unseen"] for one in found["refuted"] + found["better"] + found["ties"][:1]}
+    counts = {name: (row["wins"], row["ties"], row["losses"]) for name, row in unseen.items()}
+    assert counts == {"Pattern2": (20, 20, 0), "Pattern3": (0, 20, 20), "Pattern4": (0, 40, 0)}
+    assert unseen["Pattern2"]["share_of_wins"] == 0.5
+    text, page = (
+        said(run, capsys, "report", "--no-attribute"),
+        write_run_report(run).read_text(encoding="utf-8"),
+    )
+    for won in (
+        "Pattern1 wins 20 of 40 questions (50 %), loses 0, and 20 are equal.",
+        "Pattern1 wins 0 of 40 questions (0 %), loses 20, and 20 are equal.",
+    ):
+        assert won in text and won in page
+    assert "questions won / equal / lost" in page and "0 / 40 / 0" in page and "1 / 16 / 0" in page
+    compared_with = compared(run, capsys, "Pattern1", "Pattern2")
+    assert (compared_with["wins"], compared_with["unseen"]["wins"]) == (1, 20)
+
+
+def counts_of(record: Any, name: str) -> list[Any]:
+    """Every "needed" that is said of a pattern in a record."""
+    if isinstance(record, list):
+        return [count for one in record for count in counts_of(one, name)]
+    if not isinstance(record, dict):
+        return []
+    own = [record["needed"]] if record.get("name") == name and "needed" in record else []
+    return own + [count for one in record.values() for count in counts_of(one, name)]
+
+
+def test_a_pair_has_one_number_of_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind by 0.4 on every second unseen question: 0.2, with a spread of 0.2108 over ten questions.
+
+    One comparison at 0.05 on the unseen questions: 1.960 + 0.842 times 1.054, squared, is 8.72.
+    """
+    search = [tried(0, [0.5, 0.9, 0.5, 0.9] * 2), tried(1, [0.9, 0.3, 0.5, 0.8] * 2), tried(2, [0.0] * 8)]
+    path = stored(tmp_path, search, {0: [0.9] * 5, 1: [0.9, 0.5, 0.9, 0.5, 0.9]})
+    found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+    apart = [0.0, 0.4, 0.0, 0.4, 0.0]
+    centre = sum(apart) / 5
+    deviation = math.sqrt(sum((one - centre) ** 2 for one in apart) / 4)
+    wanted = math.ceil(((1.959964 + 0.841621) * deviation / centre) ** 2)
+    assert found["questions_needed"] == {"Pattern2": wanted} and wanted == 15
+    assert set(counts_of(found, "Pattern2")) == {wanted}
+    text = said(path, capsys, "report", "--no-attribute")
+    assert f"about {wanted} questions would show such a difference" in text
+    assert f"about {wanted} questions would settle Pattern2." in text
+    page = write_run_report(path).read_text(encoding="utf-8")
+    assert f"about {wanted}" in page and text.count("would show such a difference") == 1
+
+
+def test_few_questions_with_a_tiny_spread_promise_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ahead by 0.06, with a spread of 0.001 in five questions: a spread of 0.1 is the least that is believed.
+
+    2.170 + 0.842 times 0.1 / 0.06, squared, is 25.2; times 0.1 / 0.05, squared, is 36.3.
+    """
+    behind = [0.439, 0.44, 0.441, 0.44, 0.44]
+    path = stored(tmp_path, [tried(0, [0.5] * 5), tried(1, behind)], {})
+    found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+    assert found["questions_needed"] == {"Pattern2": 26}
+    assert found["questions_needed_for_relevant"] == 37
+    assert "about 37 questions" in said(path, capsys, "report", "--no-attribute")
+
+
+def test_pairs_that_do_not_differ_need_no_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind by 0.1, by 0.025 and by nothing: the first alone has to be settled."""
+    even = [0.9, 0.1] * 8
+    far = [one - 0.4 * (place % 4 == 0) for place, one in enumerate(even)]
+    near = [one - 0.4 * (place == 0) for place, one in enumerate(even)]
+    level = [0.1, 0.9, *even[2:]]
+    path = stored(tmp_path, [tried(0, even), tried(1, far), tried(2, near), tried(3, level)], {})
+    found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+    assert set(found["questions_needed"]) == {"Pattern2"}
+    rows = {row["name"]: row for row in found["claims"]["rows"]}
+    assert rows["Pattern3"]["mean"] == pytest.approx(0.025) and rows["Pattern3"]["needed"] is None
+    assert rows["Pattern4"]["mean"] == pytest.approx(0.0) and rows["Pattern4"]["needed"] is None
+    text = said(path, capsys, "report", "--no-attribute")
+    assert "would settle Pattern2." in text and "all of them" not in text
+    names = [row["name"] for row in found["claims"]["rows"] if row["needed"] is None]
+    assert f"Not counted, with less than 0.05 difference to settle: {', '.join(names)}." in text

@@ -70,8 +70,9 @@ def _tie_row(
     count = decision.needed.get(tie.name)
     needed = f"about {count:,}" if count is not None else "–"
     apart = difference_words(tie.comparison, decision.metric)
+    won = f"{tie.telling.wins} / {tie.telling.ties} / {tie.telling.losses}"
     row = [shorten(tie.name, 40), tie.comparison.verdict.value, apart]
-    return [*row, unseen, needed, expense_text(tie.expense, decision.cheapest_by) or "–"]
+    return [*row, unseen, won, needed, expense_text(tie.expense, decision.cheapest_by) or "–"]
 
 # %% ../../nbs/06_dashboard/17a_report_decision.ipynb #2448aa6c
 def render_ties(
@@ -85,6 +86,7 @@ def render_ties(
         "as good?",
         "the winner is better by",
         "on unseen questions",
+        "questions won / equal / lost",
         "questions needed",
         "takes",
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..evaluation.comparisons import RELEVANT, Comparison, comparison_sentence
 from ..evaluation.shown_values import is_amount, shown_value
-from ..evaluation.wording import counted, interval_words, listed, no_interval
+from ..evaluation.wording import counted, interval_words, listed, no_interval, wins_words
 from .causes import causes_lines
 from .decision_facts import DecisionFacts, Rival
 from .expense import expense_text
@@ -77,9 +77,12 @@ def claim_words(
     row: Comparison,  # what was found
     metric: str = "",  # what was compared, "evaluator:name"; empty for a score
 ) -> str:  # a sentence, and how likely chance alone would do it
-    """Say what a comparison found, with its p-value."""
+    """Say what a comparison found, on how many questions the leader is ahead, and with which p-value."""
     chance = "below 0.001" if row.p_claim < 0.001 else f"{row.p_claim:.3f}"
-    return f"{comparison_sentence(row, metric)} The p-value, with all comparisons allowed for, is {chance}."
+    won = f" {row.leader} {wins_words(row.wins, row.ties, row.losses)}." if row.n else ""
+    return (
+        f"{comparison_sentence(row, metric)}{won} The p-value, with all comparisons allowed for, is {chance}."
+    )
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #b37f7482
 def rival_sentence(
@@ -192,7 +195,7 @@ def open_sentences(
 ) -> list[str]:  # sentences; none where nothing is open
     """Say how many questions would settle what is open."""
     needed = sorted(facts.needed.items(), key=lambda pair: (pair[1], pair[0]))
-    asked, said = max((tie.comparison.n for tie in facts.open_ties), default=0), []
+    asked, said = max((tie.telling.n for tie in facts.open_ties), default=0), []
     soon = [name for name, count in needed if count <= asked]
     later = [(name, count) for name, count in needed if count > asked]
     if soon:
@@ -202,6 +205,9 @@ def open_sentences(
         more = f", and about {many:,} all of them" if many > few else ""
         first = f"about {counted(few, 'question')} would settle {near}"
         said.append(f"If differences are as large as they look, {first}{more}.")
+    if needed and facts.too_close:
+        less = "no" if is_amount(facts.metric) else f"less than {RELEVANT}"
+        said.append(f"Not counted, with {less} difference to settle: {listed(facts.too_close)}.")
     if facts.needed_for_relevant is not None:
         count = counted(facts.needed_for_relevant, "question")
         said.append(
