@@ -298,6 +298,26 @@ def test_a_paid_look_is_priced_first_asked_once_and_kept(
         assert not files_holding(tmp_path / "run", KEY)
 
 
+def test_an_interruption_passes_and_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(monkeypatch) as stub:
+        experiment = hard_experiment(tmp_path, 1)
+        experiment.search()
+        results, before = experiment.results, paid(stub)
+
+        def interrupt(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            results.report(True, show=None, on_progress=interrupt)
+        assert known_causes(results) is None
+        found = results.report(True, show=None).causes
+        assert found is not None and len(found.rows) == HARD and known_causes(results) == found
+        assert paid(stub) - before == HARD, "no answer is paid for twice"
+        experiment.close()
+
+
 def test_what_is_in_memory_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one passage the right one alone is the prompt that was paid for in the search."""
     with service(monkeypatch) as stub:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, replace
 
 from .attribution import QuestionFacts, find_cause, holds_answer
@@ -28,6 +28,7 @@ from ..foundations.cache import Cache
 from ..foundations.chunks import RetrievedChunk
 from ..foundations.errors import StorageError, StoppedError
 from ..foundations.events import StopFlag
+from ..foundations.pools import pool_of_threads
 from ..querying.generation import BaseFoundationModel, is_refusal
 from ..querying.hit_list_cache import HitListCache
 from ..querying.retriever import Retriever
@@ -64,15 +65,12 @@ def gold_answers(
             return replace(asked, answer=None, error=str(error) or type(error).__name__)
         return replace(asked, answer=made.text, refused=made.refused or is_refusal(made.text))
 
-    with ThreadPoolExecutor(max_threads, thread_name_prefix="ai4rag-gold") as pool:
+    with pool_of_threads(max_threads, "ai4rag-gold") as pool:
         futures = {pool.submit(answer, place): place for place in plan.gold}
-        try:
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                if on_progress is not None:
-                    on_progress(done, len(futures))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            if on_progress is not None:
+                on_progress(done, len(futures))
     return {place: future.result() for future, place in futures.items()}
 
 # %% ../../nbs/03_evaluation/31c_attribution_runs.ipynb #399089bf
