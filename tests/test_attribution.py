@@ -244,7 +244,7 @@ def test_without_evidence_documents_are_followed_and_that_is_said(opened: Callab
     (found,) = report.attributions
     assert (found.facts.level, found.facts.context, found.cause) == ("document", 1.0, Cause.GENERATION)
     assert "no passage of evidence is known" in found.note
-    assert "1 of 1 were followed by documents" in report.notes[0]
+    assert "1 of 1 was followed by documents" in report.notes[0]
     assert len(reader.asked[-1]) == 81  # the whole document fits into one prompt
     short = AttributionSettings(gold_characters=100)
     unknown = attribute(answered(retriever, reader, evidence=False), retriever, reader, short)
@@ -376,3 +376,13 @@ def test_holding_an_answer_is_a_matter_of_words() -> None:
     assert holds_answer("It closes at 21:40, on Sundays too.", ["At 21:40"])
     assert not holds_answer("It closes at 121:40.", ["21:40"])
     assert not holds_answer("", ["the"]) and not holds_answer("anything", [])
+
+
+def test_ranks_and_counts_of_one_read_well() -> None:
+    """A search that finds the evidence at once finds it as its first hit, and one question has no plural."""
+    lost = QuestionFacts("q", indexed=1.0, candidates=1.0, hits=0.0, context=0.0, score=0.0)
+    said = {rank: find_cause(replace(lost, rank=rank)).note for rank in (None, 1, 2, 9)}
+    assert said[None].startswith("The search finds it, and the hits that are used hold 0% of it.")
+    assert said[1].startswith("The search finds it as its first hit, and the hits")
+    assert said[2].startswith("The search finds it within its first 2 hits, and the hits")
+    assert said[9].startswith("The search finds it within its first 9 hits, and the hits")

@@ -20,6 +20,7 @@ from openai_stub import OpenAIStub
 from small_world import (
     DOCUMENTS,
     KEY,
+    SPACE_LINES,
     RECORDS,
     benchmark_records,
     call,
@@ -30,6 +31,7 @@ from small_world import (
     run_arguments,
     service,
     wait_until,
+    write_world,
 )
 
 from ai4rag_nb.foundations.errors import StorageError
@@ -916,6 +918,45 @@ def test_an_interruption_before_and_after_the_search(tmp_path: Path, place: str,
         assert stub.counts.waited_out == 0
     assert process.returncode == 130, errors()
     assert output == "" and "Traceback" not in errors() and "Interrupted" in errors()
+
+
+def test_an_interruption_of_a_report(tmp_path: Path) -> None:
+    """It ends at once, also while a service is asked about wrong answers, and leaves the run as it was."""
+    records = benchmark_records()
+    for record in records[:3]:
+        record["correct_answers"] = ["whatever the harbour master decrees"]
+    write_world(tmp_path)
+    (tmp_path / "bench.json").write_text(json.dumps(records))
+    (tmp_path / "space.yaml").write_text(SPACE_LINES.replace("[1, 2]", "[2]"))
+    report = ["report", str(tmp_path / "run"), "--attribute"]
+    with OpenAIStub(listed_window=512) as stub:
+        assert call(*run_arguments(tmp_path, "--max-evals", "1"), stub=stub).returncode == 0
+        for place, name in (
+            ("function", "ai4rag_nb.optimization.results:decision_report"),
+            ("function", "ai4rag_nb.optimization.cause_search:attribute"),
+            ("request", "none:"),
+        ):
+            stub.settings.hang = 45.0 if place == "request" else 0.0
+            with open(tmp_path / "errors.txt", "w") as written:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", STOPPING_AT, place, name, *report],
+                    env=environment(stub),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=written,
+                    text=True,
+                )
+            errors = (tmp_path / "errors.txt").read_text
+            wait_until(lambda: stub.counts.hung or "here\n" in errors() or process.poll() is not None)  # noqa: B023
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=300)
+            assert stub.counts.waited_out == 0 and process.returncode == 130, errors()
+            assert output == "" and "Traceback" not in errors() and "Interrupted" in errors()
+            assert "the same command goes on from here" in errors()
+            assert "With --no-attribute it does not look into wrong answers." in errors()
+        stub.settings.hang = 0.0
+        done = call(*report, "--json", stub=stub)
+        assert done.returncode == 0 and len(json.loads(done.stdout)["causes"]["rows"]) == 3
 
 
 def test_a_second_interruption_leaves_at_once(tmp_path: Path) -> None:

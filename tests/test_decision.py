@@ -17,13 +17,12 @@ from scipy import stats
 from small_world import KEY, benchmark_records, files_holding, make_experiment, paid, service, small_space
 
 from ai4rag_nb import open_run
-from ai4rag_nb.evaluation.comparisons import Verdict
+from ai4rag_nb.evaluation.comparisons import Verdict, questions_to_settle
 from ai4rag_nb.foundations.errors import InputError
 from ai4rag_nb.optimization.causes import Causes, answered_row
 from ai4rag_nb.optimization.cause_search import answer_scores, find_causes, known_causes
 from ai4rag_nb.optimization.certainty import leader_claims
 from ai4rag_nb.optimization.decision import decision_report
-from ai4rag_nb.optimization.decision_facts import questions_to_settle
 from ai4rag_nb.optimization.ranking import RankedEvaluations
 from ai4rag_nb.optimization.results import ExperimentResults
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore
@@ -132,15 +131,16 @@ def test_ties_of_the_search_are_confirmed_on_unseen_questions(split: ExperimentR
     claims = leader_claims(split)
     assert claims is not None and found.claims == claims
     assert [tie.comparison.name for tie in found.ties] == list(claims.ties) == ["Pattern3"]
-    assert found.ties[0].confirmation == "open" and found.ties[0].unseen == found.rivals[1].comparison
+    assert found.ties[0].standing == "open" and found.ties[0].unseen == found.rivals[1].comparison
     same = [row["metrics"][0]["score"] for row in split.test_part["Pattern2"]["results"]] * 2
     for name in ("Pattern2", "Pattern3"):  # 48 questions, and no difference in any of them
         split.test_part[name] = measured(name, ["leader" if name == "Pattern2" else "tie"], same, 12)
-    assert decision_report(split).ties[0].confirmation == "confirmed"
+    assert decision_report(split).ties[0].standing == "confirmed"
     split.test_part["Pattern3"] = measured("Pattern3", ["tie", "runner-up"], [0.0] * 48, 12)
     parted = decision_report(split)
-    assert parted.ties[0].confirmation == "refuted"
-    assert "Refuted on questions that the search never saw: Pattern2 is better than Pattern3" in str(parted)
+    assert (parted.ties, parted.refuted[0].name) == ((), "Pattern3")
+    said = "Refuted on questions that the search never saw, and no tie any more: Pattern2 is better than Pattern3"
+    assert said in str(parted)
 
 
 def test_cheapest_and_fastest_are_among_the_equally_good() -> None:
@@ -158,15 +158,13 @@ def test_cheapest_and_fastest_are_among_the_equally_good() -> None:
 
 
 def test_questions_needed_allow_for_all_comparisons() -> None:
-    """With five comparisons at 0.03, each has 0.006: 2.748 + 0.842 against 1.960 + 0.842."""
-    assert questions_to_settle(100, 5) == math.ceil(100 * ((2.7478 + 0.8416) / (1.9600 + 0.8416)) ** 2) == 165
+    """With five comparisons at 0.03, each has 0.006: 2.748 + 0.842, and the spread is three differences."""
+    assert questions_to_settle(0.1, 0.3, 5) == math.ceil(((2.7478 + 0.8416) * 3) ** 2) == 116
     values, other = [1.0, 0.0, 1.0, 1.0] * 10, [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0] * 5
     found = decision_report(RankedEvaluations([tried(0, values, 40), tried(1, other, 40)], METRIC))
     apart = np.array(values) - np.array(other)
-    alone = math.ceil((2.8015851 * apart.std(ddof=1) / apart.mean()) ** 2)
-    assert found.ties[0].comparison.needed == alone and found.needed == {
-        "Pattern2": questions_to_settle(alone, 1)
-    }
+    alone = math.ceil(((2.1701 + 0.8416) * apart.std(ddof=1) / apart.mean()) ** 2)  # one comparison at 0.03
+    assert found.ties[0].comparison.needed == alone and found.needed == {"Pattern2": alone}
 
 
 def test_low_values_lead_where_low_is_good() -> None:
@@ -298,6 +296,26 @@ def test_a_paid_look_is_priced_first_asked_once_and_kept(
         experiment.close()
         assert open_run(tmp_path / "run").report().causes == looked.causes
         assert not files_holding(tmp_path / "run", KEY)
+
+
+def test_an_interruption_passes_and_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(monkeypatch) as stub:
+        experiment = hard_experiment(tmp_path, 1)
+        experiment.search()
+        results, before = experiment.results, paid(stub)
+
+        def interrupt(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            results.report(True, show=None, on_progress=interrupt)
+        assert known_causes(results) is None
+        found = results.report(True, show=None).causes
+        assert found is not None and len(found.rows) == HARD and known_causes(results) == found
+        assert paid(stub) - before == HARD, "no answer is paid for twice"
+        experiment.close()
 
 
 def test_what_is_in_memory_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

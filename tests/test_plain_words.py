@@ -256,7 +256,7 @@ def test_small_amounts_are_shown_with_digits_that_say_something(
     assert "0.0004500" in said("leaderboard", "--columns", "all")
     assert "custom:money 0.000450 0.000400 - 0.000500 16" in said("show", "Pattern1")
     compared = said("compare", "Pattern2", "Pattern1", "--metric", "money")
-    assert "money: Pattern2 minus Pattern1 is +0.0000150 (" in compared
+    assert "On the questions of the search: +0.0000150 (" in compared
     frame = open_run(paid_run).leaderboard()
     assert list(frame["money"]) == [0.00045, 0.000465] and list(frame["overall_score"]) == [1.0, 0.5]
     assert list(open_run(paid_run).leaderboard(metric="money")["money_ci_low"]) == [0.0004, 0.00041]

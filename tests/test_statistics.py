@@ -9,7 +9,13 @@ from scipy import stats
 
 from ai4rag_nb.evaluation.claims import CHOSEN_LEVEL, CLAIM_LEVEL, chosen_leader_p_values, holm
 from ai4rag_nb.evaluation.clustered import clustered_error, clustered_interval, grouping, statement_interval
-from ai4rag_nb.evaluation.comparisons import Verdict, compare_all, share_of_wins, smallest_difference
+from ai4rag_nb.evaluation.comparisons import (
+    Verdict,
+    compare_all,
+    questions_to_settle,
+    share_of_wins,
+    smallest_difference,
+)
 from ai4rag_nb.evaluation.intervals import questions_needed
 from ai4rag_nb.evaluation.permutation import sign_flip_p_value, sign_flip_p_values
 from ai4rag_nb.evaluation.proportions import is_binary, wilson_interval
@@ -426,3 +432,18 @@ def test_share_of_wins_is_near_all_draws() -> None:
 def test_smallest_difference_and_questions_needed_are_each_others_inverse() -> None:
     for count in (10, 77, 400):
         assert questions_needed(smallest_difference(0.3, count) * (1 + 1e-9), 0.3) == count
+
+
+def test_no_number_of_questions_is_below_what_sign_flips_can_show() -> None:
+    """Of n questions that are all better 2 flips of 2 ** n reach as far."""
+    for comparisons in (1, 2, 19):
+        count = questions_to_settle(1.0, 0.001, comparisons)
+        assert 2 / 2**count <= CHOSEN_LEVEL / comparisons < 2 / 2 ** (count - 1)
+    assert questions_to_settle(0.03, 0.21, 1, 0.05) == questions_needed(0.03, 0.21)
+
+
+def test_wins_are_counted_whatever_the_last_digit_says() -> None:
+    row = compare_all({"a": [0.1 + 0.2, 0.5, 0.2, None], "b": [0.3, 0.4, 0.9, 1.0]}, "a").rows[0]
+    assert (row.wins, row.ties, row.losses) == (1, 1, 1)
+    equal = compare_all({"a": [0.6, 0.8, 0.3], "b": [0.5, 0.7, 0.2]}, "a").rows[0]
+    assert equal.ci_low == equal.ci_high == equal.mean == 0.1

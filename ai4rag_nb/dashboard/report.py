@@ -171,7 +171,7 @@ def tied_names(
 ) -> list[str]:  # patterns
     """Name the patterns that are statistically as good as the best one."""
     if told.decision is not None:
-        return [tie.comparison.name for tie in told.decision.ties]
+        return [tie.name for tie in (*told.decision.better, *told.decision.ties)]
     return [str(tie.get("name")) for tie in told.ties or ()]
 
 

@@ -16,7 +16,7 @@ from .ranking import leader
 from .render_leaderboard import SMALL_BENCHMARK, interval_text, render_settings
 from .safe_html import Html, element, shorten
 from .state import DashboardState, TrialState
-from ..evaluation.wording import counted, made_up, no_interval, scored_questions
+from ..evaluation.wording import declined_words, no_interval, scored_questions
 from ..optimization.decision_facts import DecisionFacts
 from ..optimization.decision_text import tie_sentences, winner_sentences
 
@@ -84,8 +84,7 @@ def _refusals(
     for where, scores in (("", best.scores), (" that the search never saw", told.held_out)):
         found = find_score(scores, "custom:right_refusal")
         if found is not None and found.count:
-            declined = f"declined all of {counted(found.count, 'unanswerable question')}"
-            sentences.append(f"It {made_up(found.mean, found.count) or declined}{where}.")
+            sentences.append(f"It {declined_words(found.mean, found.count)}{where}.")
     return sentences
 
 

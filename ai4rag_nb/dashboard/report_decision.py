@@ -15,9 +15,9 @@ from .safe_html import Html, element, join, shorten
 from ..evaluation.attribution_report import REMEDIES
 from ..evaluation.comparisons import Comparison
 from ..evaluation.shown_values import shown_value
-from ..evaluation.wording import no_interval
+from ..evaluation.wording import counted, no_interval
 from ..optimization.causes import Causes, causes_heading
-from ..optimization.decision_facts import DecisionFacts, Tie
+from ..optimization.decision_facts import DecisionFacts
 from ai4rag_nb.optimization.decision_text import (
     grouping_sentences,
     open_sentences,
@@ -25,6 +25,7 @@ from ai4rag_nb.optimization.decision_text import (
     tie_sentences,
 )
 from ..optimization.expense import expense_text
+from ..optimization.standings import Tie
 
 # %% ../../nbs/06_dashboard/17a_report_decision.ipynb #8747b5f6
 def _grid(
@@ -55,7 +56,7 @@ def difference_words(
     if row is None or row.mean is None or row.ci_low is None or row.ci_high is None:
         return "–"
     mean, low, high = (shown_value(end, metric, signed=True) for end in (row.mean, row.ci_low, row.ci_high))
-    bounds = f"{low} to {high}, {row.n} questions"
+    bounds = f"{low} to {high}, {counted(row.n, 'question')}"
     return f"{mean} ({no_interval(row.ci_low, row.ci_high, row.n) or bounds})"
 
 
@@ -64,30 +65,32 @@ def _tie_row(
     decision: DecisionFacts,  # what is known about a choice
 ) -> list[str]:  # cells
     """Write one configuration that is as good as the leader."""
-    known = "" if tie.unseen is None else f": {difference_words(tie.unseen, decision.metric)}"
-    unseen = f"{tie.confirmation}{known}"
-    count = decision.needed.get(tie.comparison.name)
+    known = "not asked" if tie.unseen is None else difference_words(tie.unseen, decision.metric)
+    unseen = f"{tie.standing}: {known}"
+    count = decision.needed.get(tie.name)
     needed = f"about {count:,}" if count is not None else "–"
     apart = difference_words(tie.comparison, decision.metric)
-    row = [shorten(tie.comparison.name, 40), tie.comparison.verdict.value, apart]
-    return [*row, unseen, needed, expense_text(tie.expense, decision.cheapest_by) or "–"]
+    won = f"{tie.telling.wins} / {tie.telling.ties} / {tie.telling.losses}"
+    row = [shorten(tie.name, 40), tie.comparison.verdict.value, apart]
+    return [*row, unseen, won, needed, expense_text(tie.expense, decision.cheapest_by) or "–"]
 
 # %% ../../nbs/06_dashboard/17a_report_decision.ipynb #2448aa6c
 def render_ties(
     decision: DecisionFacts,  # what is known about a choice
 ) -> Html:  # a table; empty without ties
     """Show what is as good as the winner."""
-    if not decision.ties:
+    if not decision.ties and not decision.better:
         return Html("")
     names = (
         "pattern",
         "as good?",
         "the winner is better by",
         "on unseen questions",
+        "questions won / equal / lost",
         "questions needed",
         "takes",
     )
-    rows = [_tie_row(tie, decision) for tie in decision.ties]
+    rows = [_tie_row(tie, decision) for tie in (*decision.better, *decision.ties)]
     return _grid("Configurations that are as good", "what each of them takes", names, rows)
 
 # %% ../../nbs/06_dashboard/17a_report_decision.ipynb #e8649b28

@@ -114,6 +114,15 @@ _LOST = {
 _SHARES = {cause: name for name, cause in _STEPS}
 
 
+def _at_rank(
+    rank: int | None,  # hits of the search that hold all of the evidence
+) -> str:  # " as its first hit", " within its first 9 hits"; empty where that is not known
+    """Say how far down a search finds the evidence."""
+    if not rank:
+        return ""
+    return " as its first hit" if rank == 1 else f" within its first {rank} hits"
+
+
 def _without_substitution(
     facts: QuestionFacts,  # what is known about a question
 ) -> tuple[Cause, str] | None:  # the cause and why; None where the evidence has to be followed
@@ -160,8 +169,7 @@ def find_cause(
     also: tuple[Cause, ...] = ()
     if lost is not None:
         share = f"{getattr(facts, _SHARES[lost]):.0%}"
-        rank = f" within its first {facts.rank}" if facts.rank else ""
-        note = _LOST[lost].replace("{share}", share).replace("{rank}", rank)
+        note = _LOST[lost].replace("{share}", share).replace("{rank}", _at_rank(facts.rank))
         if facts.asked and facts.gold_error is None and not (facts.gold_right or facts.gold_holds):
             note, also = f"{note} The gold context is answered wrongly, too.", (Cause.GENERATION,)
         known = (lost, note)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, replace
 
 from .attribution import QuestionFacts, find_cause, holds_answer
@@ -23,10 +23,12 @@ from .attribution_report import AttributionReport
 from .evaluation_data import EvaluationData
 from .metrics import Metrics
 from .unitxt_evaluator import UnitxtEvaluator
+from .wording import counted
 from ..foundations.cache import Cache
 from ..foundations.chunks import RetrievedChunk
 from ..foundations.errors import StorageError, StoppedError
 from ..foundations.events import StopFlag
+from ..foundations.pools import pool_of_threads
 from ..querying.generation import BaseFoundationModel, is_refusal
 from ..querying.hit_list_cache import HitListCache
 from ..querying.retriever import Retriever
@@ -63,15 +65,12 @@ def gold_answers(
             return replace(asked, answer=None, error=str(error) or type(error).__name__)
         return replace(asked, answer=made.text, refused=made.refused or is_refusal(made.text))
 
-    with ThreadPoolExecutor(max_threads, thread_name_prefix="ai4rag-gold") as pool:
+    with pool_of_threads(max_threads, "ai4rag-gold") as pool:
         futures = {pool.submit(answer, place): place for place in plan.gold}
-        try:
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                if on_progress is not None:
-                    on_progress(done, len(futures))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            if on_progress is not None:
+                on_progress(done, len(futures))
     return {place: future.result() for future, place in futures.items()}
 
 # %% ../../nbs/03_evaluation/31c_attribution_runs.ipynb #399089bf
@@ -180,8 +179,11 @@ def _notes(
         notes.append(f"No gold context was asked. {plan.cost} Set ask=True to do it.")
     documents = sum(level_of(data[place]) == "document" for place in plan.followed)
     if documents:
-        notes.append(f"{documents} of {len(plan.followed)} were followed by documents, without evidence.")
+        verb = "was" if len(plan.followed) == 1 else "were"
+        notes.append(f"{documents} of {len(plan.followed)} {verb} followed by documents, without evidence.")
     without = len(plan.followed) - len(plan.gold)
     if without and has_model:
-        notes.append(f"{without} have no gold context: their documents are too long for one prompt.")
+        owner = ("has", "its") if without == 1 else ("have", "their")
+        said = f"{owner[0]} no gold context: {owner[1]} documents are too long for one prompt."
+        notes.append(f"{counted(without, 'question')} {said}")
     return tuple(notes)

@@ -59,10 +59,9 @@ class WrittenBenchmark:
     def __str__(self) -> str:
         """Write what was made and what was dropped."""
         wanted = sum(self.plan.wanted.values())
-        lines = [
-            f"{len(self.records)} of {counted(wanted, 'question')} were written with "
-            f"{counted(self.calls, 'call')}, {self.kept} more from memory."
-        ]
+        verb, calls = "was" if wanted == 1 else "were", counted(self.calls, "call")
+        kept = f"; {counted(self.kept, 'answer')} from memory" if self.kept else ""
+        lines = [f"{len(self.records)} of {counted(wanted, 'question')} {verb} written with {calls}{kept}."]
         return "\n".join([*lines, *(f"{n:>4}  dropped: {why.value}" for why, n in self.reasons.items())])
 
 # %% ../../nbs/03_evaluation/43a_benchmark_writing.ipynb #78492e2e

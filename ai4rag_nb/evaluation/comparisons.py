@@ -16,7 +16,7 @@ import numpy as np
 
 from .claims import CHOSEN_LEVEL, CLAIM_LEVEL, chosen_leader_p_values, holm
 from .clustered import clustered_error, grouped_sums, grouping, statement_interval
-from .intervals import LEVEL, questions_needed
+from .intervals import LEVEL
 from .permutation import FLIP_SEED, FLIPS, score_matrix, sign_flip_p_values
 from .shown_values import shown_value
 from .split import FEW_QUESTIONS
@@ -24,18 +24,42 @@ from .wording import counted, no_interval
 from ..foundations.errors import InputError, suggestion
 
 # %% auto #0
-__all__ = ['RELEVANT', 'smallest_difference', 'Verdict', 'Comparison', 'comparison_sentence', 'Comparisons', 'compare_all',
-           'share_of_wins']
+__all__ = ['LEAST_SPREAD', 'RELEVANT', 'smallest_difference', 'believed_spread', 'questions_to_settle', 'Verdict', 'Comparison',
+           'comparison_sentence', 'Comparisons', 'compare_all', 'share_of_wins']
 
 # %% ../../nbs/03_evaluation/04e_comparisons.ipynb #c1df0f6a
 def smallest_difference(
     deviation: float,  # standard deviation of the differences between two configurations
     count: int,  # questions
     power: float = 0.8,  # chance to see it
+    error: float = 1 - LEVEL,  # chance to see one that is not there
 ) -> float:  # of the mean scores
     """Estimate the smallest difference that this many questions show."""
     normal = NormalDist()
-    return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(power)) * deviation / math.sqrt(count)
+    return (normal.inv_cdf(1 - error / 2) + normal.inv_cdf(power)) * deviation / math.sqrt(count)
+
+# %% ../../nbs/03_evaluation/04e_comparisons.ipynb #88195bc4
+LEAST_SPREAD = 2.0  # of the differences, in multiples of the smallest difference that matters
+
+
+def believed_spread(
+    deviation: float,  # standard deviation of the differences between two configurations, as it was seen
+    relevant: float,  # the largest difference that does not matter
+) -> float:  # the same, but not below what is believed
+    """Keep the spread of few questions from looking smaller than it is."""
+    return max(deviation, LEAST_SPREAD * relevant)
+
+
+def questions_to_settle(
+    difference: float,  # that is to be seen, above 0
+    deviation: float,  # standard deviation of the differences between two configurations
+    comparisons: int = 1,  # how many are looked at
+    level: float = CHOSEN_LEVEL,  # chance of a false claim among all of them
+) -> int:  # questions that show it in four cases of five
+    """Count the questions that show a difference among all comparisons."""
+    error = level / max(1, comparisons)
+    wanted = (smallest_difference(deviation, 1, error=error) / difference) ** 2
+    return max(math.ceil(wanted - 1e-9), math.ceil(math.log2(2 / error)))
 
 # %% ../../nbs/03_evaluation/04e_comparisons.ipynb #a2856a6b
 RELEVANT = 0.05
@@ -66,8 +90,13 @@ class Comparison:
     p_holm: float  # for all pairs, when the leader was chosen elsewhere
     p_claim: float  # the one that decides: it allows for how the leader was chosen
     verdict: Verdict  # what may be said
-    smallest: float | None  # the smallest difference that these questions show
-    needed: int | None  # questions that would show a difference of this size; None where nothing is open
+    smallest: float | None  # the smallest difference that these questions show among all comparisons
+    needed: (
+        int | None
+    )  # questions that would show one of this size among all; None where none matters or is open
+    wins: int = 0  # questions on which the leader is better
+    ties: int = 0  # on which both are equal
+    losses: int = 0  # on which the other one is better
 
     @property
     def is_tie(self) -> bool:
@@ -76,7 +105,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:  # ready for JSON
         """Give everything by name."""
-        return {**asdict(self), "verdict": self.verdict.value}
+        share = self.wins / self.n if self.n else None
+        return {**asdict(self), "verdict": self.verdict.value, "share_of_wins": share}
 
 # %% ../../nbs/03_evaluation/04e_comparisons.ipynb #2c31bb5f
 def comparison_sentence(
@@ -147,29 +177,42 @@ def _verdict(
     return Verdict.UNKNOWN
 
 
+_ROUNDING = 1e-12  # differences that are smaller are rounding of a computer
+
+
+def _won(
+    differences: np.ndarray,  # (questions,) leader minus other
+) -> tuple[int, int, int]:  # questions on which the leader is better, equal, and worse
+    """Count the questions that the leader wins."""
+    wins, losses = int((differences > _ROUNDING).sum()), int((differences < -_ROUNDING).sum())
+    return wins, len(differences) - wins - losses, losses
+
+
 def _compare(
     names: tuple[str, str],  # the leader and the other one
     differences: np.ndarray,  # (questions,) leader minus other; not a number where a score is missing
     clusters: Sequence[Sequence[int]] | None,  # places of the questions that share documents
     p_values: tuple[float, float, float],  # plain, after Holm, and the one that decides
-    limits: tuple[
-        float, float
-    ],  # up to which p-value a claim is made; the largest difference that does not matter
+    limits: tuple[float, float],  # p-value of a claim; the largest difference that does not matter
+    count: int,  # comparisons that are made
 ) -> Comparison:  # the row
     """Make one row."""
-    stated = statement_interval(differences.tolist(), clusters, differences=True).to_dict()
     used = np.flatnonzero(~np.isnan(differences))
+    if len(used) and np.ptp(differences[used]) < _ROUNDING:
+        differences = np.round(differences, 12)
+    stated = statement_interval(differences.tolist(), clusters, differences=True).to_dict()
     labels = grouping(clusters, len(differences), used.tolist()).labels
     error = clustered_error(differences[used], labels) if len(used) > 1 else None
     verdict = _verdict(stated, p_values[2], *limits)
     smallest = needed = None
-    if error:
-        deviation = error * math.sqrt(len(used))
-        smallest = smallest_difference(deviation, len(used))
-        is_open = verdict == Verdict.UNKNOWN and abs(stated["mean"]) > 1e-9
-        needed = questions_needed(abs(stated["mean"]), deviation) if is_open else None
+    if error is not None and not math.isnan(error):
+        level, relevant = limits
+        deviation, apart = believed_spread(error * math.sqrt(len(used)), relevant), abs(stated["mean"])
+        smallest = smallest_difference(deviation, len(used), error=level / count)
+        is_open = verdict == Verdict.UNKNOWN and apart > 0 and apart > relevant * (1 - 1e-9)
+        needed = questions_to_settle(apart, deviation, count, level) if is_open else None
     parts = (stated["mean"], stated["ci_low"], stated["ci_high"], error, stated["n"], stated["clusters"])
-    return Comparison(*names, *parts, *p_values, verdict, smallest, needed)
+    return Comparison(*names, *parts, *p_values, verdict, smallest, needed, *_won(differences[used]))
 
 # %% ../../nbs/03_evaluation/04e_comparisons.ipynb #dafc066f
 def compare_all(
@@ -198,7 +241,7 @@ def compare_all(
     limits = (CHOSEN_LEVEL if chosen_here else CLAIM_LEVEL, relevant)
     three = list(zip(plain, adjusted, claimed, strict=True))
     rows = tuple(
-        _compare((leader, names[place]), column, clusters, p_values, limits)
+        _compare((leader, names[place]), column, clusters, p_values, limits, len(others))
         for place, column, p_values in zip(others, differences.T, three, strict=True)
     )
     facts = (len(matrix), grouped.groups, grouped.is_clustered, chosen_here, grouped.note)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..foundations.errors import BenchmarkError
-from .wording import listed
+from .wording import counted, listed
 from ..foundations.texts import normalise
 
 # %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #b92bd94f
@@ -33,8 +33,11 @@ def doubtful_records(
     records = zip(questions_ids, answerable, correct_answers, strict=True)
     unused = [identifier for identifier, possible, answers in records if answers and not possible]
     if unused:
-        said = "have correct answers and are marked as not answerable; these answers are not used"
-        notes.append(f"{len(unused)} questions {said}: {listed(unused)}.")
+        verbs = ("has", "is") if len(unused) == 1 else ("have", "are")
+        said = (
+            f"{verbs[0]} correct answers and {verbs[1]} marked as not answerable; these answers are not used"
+        )
+        notes.append(f"{counted(len(unused), 'question')} {said}: {listed(unused)}.")
     return notes
 
 # %% ../../nbs/03_evaluation/02a_doubtful_records.ipynb #735956f1

@@ -4,18 +4,20 @@
 
 # %% auto #0
 __all__ = ['SEEN_MARK', 'USEFUL_FROM', 'where_asked', 'score_words', 'winner_sentences', 'claim_words', 'rival_sentence',
-           'rival_sentences', 'tie_sentences', 'expense_sentences', 'open_sentences', 'grouping_sentences',
-           'decision_sections', 'decision_text']
+           'rival_sentences', 'standing_sentences', 'better_than_all', 'tie_sentences', 'expense_sentences',
+           'open_sentences', 'grouping_sentences', 'decision_sections', 'decision_text']
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #47797312
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..evaluation.comparisons import RELEVANT, Comparison, Verdict, comparison_sentence
+from ..evaluation.comparisons import RELEVANT, Comparison, comparison_sentence
 from ..evaluation.shown_values import is_amount, shown_value
-from ..evaluation.wording import counted, interval_words, listed, no_interval
+from ..evaluation.wording import counted, interval_words, listed, no_interval, wins_words
 from .causes import causes_lines
 from .decision_facts import DecisionFacts, Rival
 from .expense import expense_text
+from .standings import Standing, Tie
 from .unseen import PartScore
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #19662ce0
@@ -75,9 +77,12 @@ def claim_words(
     row: Comparison,  # what was found
     metric: str = "",  # what was compared, "evaluator:name"; empty for a score
 ) -> str:  # a sentence, and how likely chance alone would do it
-    """Say what a comparison found, with its p-value."""
+    """Say what a comparison found, on how many questions the leader is ahead, and with which p-value."""
     chance = "below 0.001" if row.p_claim < 0.001 else f"{row.p_claim:.3f}"
-    return f"{comparison_sentence(row, metric)} The p-value, with all comparisons allowed for, is {chance}."
+    won = f" {row.leader} {wins_words(row.wins, row.ties, row.losses)}." if row.n else ""
+    return (
+        f"{comparison_sentence(row, metric)}{won} The p-value, with all comparisons allowed for, is {chance}."
+    )
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #b37f7482
 def rival_sentence(
@@ -106,54 +111,71 @@ def rival_sentences(
     return said
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #9816e3d9
-_WORDS = {
-    "confirmed": "Confirmed",
-    "open": "Neither confirmed nor refuted",
-    "refuted": "Refuted",
-    "not asked": "Not asked such questions",
-}
+def _named(
+    ties: Sequence[Tie],  # some of them
+) -> str:  # "Pattern3, Pattern1"
+    """Name ties."""
+    return listed([tie.name for tie in ties])
 
 
-def _confirmed(
+def standing_sentences(
     facts: DecisionFacts,  # what is known about a choice
 ) -> list[str]:  # sentences; none where no tie was asked unseen questions
-    """Say which ties unseen questions confirm, and which they refute."""
-    where = where_asked("unseen", facts.is_seen)
-    names = {word: [tie.comparison.name for tie in facts.ties if tie.confirmation == word] for word in _WORDS}
-    parted = [tie.unseen for tie in facts.ties if tie.confirmation == "refuted" and tie.unseen is not None]
-    said = [
-        f"{_WORDS[word]} {where}: {', '.join(names[word])}." for word in ("confirmed", "open") if names[word]
+    """Say which ties unseen questions confirm, which they refute, and which are better on them."""
+    where, asked = where_asked("unseen", facts.is_seen), [tie for tie in facts.ties if tie.unseen is not None]
+    said = [f"Better {where}: {claim_words(tie.telling, facts.metric)}" for tie in facts.better]
+    for word, standing in (
+        ("Confirmed", Standing.CONFIRMED),
+        ("Neither confirmed nor refuted", Standing.OPEN),
+    ):
+        found = [tie for tie in asked if tie.standing == standing]
+        said += [f"{word} {where}: {_named(found)}."] if found else []
+    said += [
+        f"Refuted {where}, and no tie any more: {claim_words(tie.telling, facts.metric)}"
+        for tie in facts.refuted
     ]
-    said += [f"{_WORDS['refuted']} {where}: {claim_words(row, facts.metric)}" for row in parted]
-    if said and names["not asked"]:
-        said.append(f"{_WORDS['not asked']}: {listed(names['not asked'])}.")
-    return said
+    bare = [tie for tie in facts.ties if tie.unseen is None]
+    return [*said, f"Not asked such questions: {_named(bare)}."] if said and bare else said
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #3235e8bb
+def better_than_all(
+    facts: DecisionFacts,  # what is known about a choice
+) -> str:  # a sentence
+    """Say that nothing else is as good, and on which questions that was seen."""
+    others = len(facts.claims or ())
+    than = "the other" if others == 1 else f"each of the {others} others"
+    also = f", {len(facts.refuted)} of them only {where_asked('unseen', facts.is_seen)}"
+    return f"{facts.winner} is better than {than}{also if facts.refuted and others > 1 else ''}."
+
+
 def tie_sentences(
     facts: DecisionFacts,  # what is known about a choice
 ) -> list[str]:  # sentences
     """Say what is statistically as good as the leader."""
     if facts.claims is None:
         return ["There is no other configuration to compare with."]
-    others, names = len(facts.claims), [tie.comparison.name for tie in facts.ties]
-    if not names:
-        return [
-            f"{facts.winner} is better than {'the other' if others == 1 else f'each of the {others} others'}."
-        ]
-    same = [tie.comparison.name for tie in facts.ties if tie.comparison.verdict == Verdict.AS_GOOD]
-    open_ones = [name for name in names if name not in same]
-    said = [f"{len(names)} of {counted(others, 'other')} cannot be called worse."]
-    said += [f"As good, any difference is below {RELEVANT}: {', '.join(same)}."] if same else []
-    said += [f"It cannot be told whether they are worse: {', '.join(open_ones)}."] if open_ones else []
-    return [*said, *_confirmed(facts), *expense_sentences(facts)]
+    if not facts.ties and not facts.better:
+        return [better_than_all(facts), *standing_sentences(facts)]
+    same = [tie for tie in facts.ties if tie.is_as_good]
+    left = [tie for tie in facts.ties if not tie.is_as_good]
+    count = len(facts.ties) + len(facts.better)
+    whom = "The other one" if len(facts.claims) == 1 else f"{count} of {len(facts.claims)} others"
+    said = [f"{whom} cannot be called worse."]
+    if facts.better:
+        where = where_asked("unseen", facts.is_seen)
+        verb = "is" if len(facts.better) == 1 else "are"
+        said = [f"{said[0]} {_named(facts.better)} {verb} better than {facts.winner} {where}."]
+    said += [f"As good, any difference is below {RELEVANT}: {_named(same)}."] if same else []
+    whether = "it is" if len(left) == 1 else "they are"
+    said += [f"It cannot be told whether {whether} worse: {_named(left)}."] if left else []
+    return [*said, *standing_sentences(facts), *expense_sentences(facts)]
 
 # %% ../../nbs/04_optimization/08j_decision_text.ipynb #794c48fc
 def expense_sentences(
     facts: DecisionFacts,  # what is known about a choice
 ) -> list[str]:  # sentences
     """Say which of the equally good ones is cheapest and fastest."""
-    taken = {facts.winner: facts.expense} | {tie.comparison.name: tie.expense for tie in facts.ties}
+    taken = {facts.winner: facts.expense} | {tie.name: tie.expense for tie in (*facts.ties, *facts.better)}
     said = []
     for word, name, kind in (
         ("Cheapest", facts.cheapest, facts.cheapest_by),
@@ -173,7 +195,7 @@ def open_sentences(
 ) -> list[str]:  # sentences; none where nothing is open
     """Say how many questions would settle what is open."""
     needed = sorted(facts.needed.items(), key=lambda pair: (pair[1], pair[0]))
-    asked, said = max((tie.comparison.n for tie in facts.ties), default=0), []
+    asked, said = max((tie.telling.n for tie in facts.open_ties), default=0), []
     soon = [name for name, count in needed if count <= asked]
     later = [(name, count) for name, count in needed if count > asked]
     if soon:
@@ -183,6 +205,9 @@ def open_sentences(
         more = f", and about {many:,} all of them" if many > few else ""
         first = f"about {counted(few, 'question')} would settle {near}"
         said.append(f"If differences are as large as they look, {first}{more}.")
+    if needed and facts.too_close:
+        less = "no" if is_amount(facts.metric) else f"less than {RELEVANT}"
+        said.append(f"Not counted, with {less} difference to settle: {listed(facts.too_close)}.")
     if facts.needed_for_relevant is not None:
         count = counted(facts.needed_for_relevant, "question")
         said.append(
@@ -212,7 +237,7 @@ def _unvarying(
     count = len(facts.claims) + 1 if facts.claims else 1
     noted = any("the same for all" in note or "score the same on every" in note for note in facts.notes)
     useful = count >= USEFUL_FROM or facts.metric in facts.unvarying
-    if not facts.unvarying or noted or not useful:
+    if not facts.unvarying or noted or not useful or count == 1:
         return []
     names = ", ".join(key.rpartition(":")[2] for key in facts.unvarying)
     return [f"The same for all {count} configurations, question by question: {names}."]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..evaluation.overall_score import can_win, metric_scores
+from ..evaluation.wording import counted
 from ..foundations.errors import AI4RAGError, FailedIterationError, StorageError, StoppedError
 from ..foundations.events import ExperimentStep, LogLevel
 from .ranking import RankedEvaluations
@@ -43,7 +44,7 @@ def measure_held_out(
     candidate = HeldOutCandidate(chosen.iteration, chosen.key, configuration, chosen.configuration)
     roles = " and ".join(role for role in chosen.roles if role != chosen.name)
     whom = f"{chosen.name} ({roles})" if roles else chosen.name
-    message = f"Asking {whom} {len(questions)} questions that the search never saw."
+    message = f"Asking {whom} {counted(len(questions), 'question')} that the search never saw."
     runner.work.bus.status(LogLevel.INFO, message, ExperimentStep.EVALUATION)
     measured = measure(runner, candidate, collection_in_use(runner, configuration), questions)
     verdict = stage_verdict(measured.results, chosen.configuration)

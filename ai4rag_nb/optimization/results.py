@@ -18,6 +18,7 @@ from ..foundations.texts import content_key
 from .cause_search import find_causes
 from .decision import DecisionReport, decision_report
 from .leaderboard import leaderboard_frame
+from .pattern_pairs import compare_patterns
 from .ranking import RANKED_STATES, RankedEvaluations
 from .run_store import EvaluationResult
 from .stage_progress import traces_frame
@@ -184,6 +185,15 @@ class DecidedResults(NamedPatterns):
         decision = decision_report(self, metric)
         causes = find_causes(self, attribute, metric, show=show, on_progress=on_progress)
         return replace(decision, causes=causes)
+
+    def compare(
+        self,
+        first: str,  # a pattern's name
+        second: str,  # another one; equal names raise `InputError`
+        metric: str | None = None,  # what to compare by; the optimization metric without it
+    ) -> dict[str, Any]:  # the difference of the search by name, and under "unseen" that on unseen questions
+        """Compare two patterns question by question, on the search's questions and on unseen ones."""
+        return compare_patterns(self, first, second, metric)
 
 # %% ../../nbs/04_optimization/09_results.ipynb #3d400988
 class ExperimentResults(DecidedResults):

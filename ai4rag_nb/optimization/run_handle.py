@@ -13,6 +13,7 @@ from typing import Any
 
 from ..evaluation.context_size import context_tokens, rank_key
 from ..evaluation.shown_values import shown_value
+from ..evaluation.wording import counted
 from ..foundations.errors import InputError, StoppedError
 from ai4rag_nb.foundations.events import (
     BaseEventHandler,
@@ -76,7 +77,7 @@ def _tally_words(
     tally: RunTally,  # what was counted
 ) -> str:  # ", 3 of 12 configurations, best so far Pattern2 with 0.712"
     """Say how far a run is."""
-    count = f", {tally.done} of {tally.total} configurations" if tally.total else ""
+    count = f", {tally.done} of {counted(tally.total, 'configuration')}" if tally.total else ""
     said = "best" if tally.total and tally.done >= tally.total else "best so far"
     mean = shown_value(tally.best[2], tally.metric) if tally.best else ""
     return count + (f", {said} {tally.best[1]} with {mean}" if tally.best else "")

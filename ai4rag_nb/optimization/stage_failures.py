@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..evaluation.overall_score import MINIMUM_COVERAGE
+from ..evaluation.wording import counted
 from ..foundations.errors import prevailing
 from .lost_trials import NOT_ITS_OWN
 from .run_store import EvaluationResult
@@ -124,9 +125,13 @@ def stage_sentence(
     """Say what became of a stage; nothing where it did what it should."""
     named = _stage_name(count.stage, configuration)
     if count.idle:
-        return f"{named} did nothing for any of {count.questions} questions."
+        return f"{named} did nothing for any of {counted(count.questions, 'question')}."
     said = count.reason if count.reason[-1:] in (".", "!", "?") else f"{count.reason}."
-    return f"{named} failed for {count.failed} of {count.questions} questions: {said}" if count.failed else ""
+    return (
+        f"{named} failed for {count.failed} of {counted(count.questions, 'question')}: {said}"
+        if count.failed
+        else ""
+    )
 
 # %% ../../nbs/04_optimization/13d_stage_failures.ipynb #d515a665
 def stage_verdict(
@@ -166,7 +171,7 @@ def empty_sentences(
     counts = Counter(filter(None, map(emptied_by, results)))
     said = []
     for stage, count in counts.items():
-        asked = f"for {count} of {len(results)} questions."
+        asked = f"for {count} of {counted(len(results), 'question')}."
         if stage != "search":
             said.append(f"{_stage_name(stage, configuration)} left no passage {asked}")
         elif too_many(count, len(results)):

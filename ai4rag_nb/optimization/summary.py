@@ -7,42 +7,78 @@ __all__ = ['lead_sentences', 'failure_reasons', 'held_out_sentence', 'refusal_se
 
 # %% ../../nbs/04_optimization/08l_summary.ipynb #0b0c949f
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evaluation.comparisons import Verdict
 from ..evaluation.lost_questions import lost_words
 from ..evaluation.shown_values import shown_value
-from ..evaluation.wording import counted, interval_words, made_up, no_interval, scored_questions
+from ai4rag_nb.evaluation.wording import (
+    declined_words,
+    interval_words,
+    listed,
+    no_interval,
+    scored_questions,
+)
 from .certainty import leader_claims
-from .decision_text import SEEN_MARK
+from .decision_text import SEEN_MARK, where_asked
 from .ranking import RANKED_STATES, RankedEvaluations, metric_scores
 from .run_store import EvaluationResult
+from .standings import Standing, standing_of
+from .unseen import unseen_claims
 
 # %% ../../nbs/04_optimization/08l_summary.ipynb #a30318ac
 def lead_sentences(
     results: RankedEvaluations,  # what an experiment found out
 ) -> list[str]:  # sentences; none with fewer than two that can win
     """Say which configurations are statistically as good as the leader."""
-    claims = leader_claims(results)
+    claims, unseen = leader_claims(results), unseen_claims(results)
     if claims is None:
         return []
-    others = len(claims)
-    by_verdict = {verdict: [row.name for row in claims if row.verdict == verdict] for verdict in Verdict}
+    known = {row.name: standing_of(row) for row in unseen or ()}
+    told = {name for name, one in known.items() if one in (Standing.REFUTED, Standing.BETTER)} & set(
+        claims.ties
+    )
+    others, later = len(claims), _unseen_sentences(results, {name: known[name] for name in sorted(told)})
+    left = [row for row in claims if row.name not in told]
+    by_verdict = {verdict: [row.name for row in left if row.verdict == verdict] for verdict in Verdict}
     as_good, unknown, ahead = (
         by_verdict[verdict] for verdict in (Verdict.AS_GOOD, Verdict.UNKNOWN, Verdict.WORSE)
     )
     if not as_good and not unknown and not ahead:
+        if later:
+            return later
         than = "the other one" if others == 1 else f"each of the {others} others"
         return [f"It is better than {than} by more than chance on these questions."]
     verb = "is" if len(as_good) == 1 else "are"
-    said = [f"{len(as_good)} of {others} others {verb} as good: {', '.join(as_good)}."] if as_good else []
+    said = [f"{_of_others(as_good, others)} {verb} as good: {listed(as_good)}."] if as_good else []
     if unknown:
         worse = "is" if len(unknown) == 1 else "are"
         said.append(
-            f"{len(unknown)} of {others} others may be as good, for it cannot be told whether "
-            f"{'it' if len(unknown) == 1 else 'they'} {worse} worse: {', '.join(unknown)}."
+            f"{_of_others(unknown, others)} may be as good, for it cannot be told whether "
+            f"{'it' if len(unknown) == 1 else 'they'} {worse} worse: {listed(unknown)}."
         )
-    return [*said, *([f"Better where both have scores: {', '.join(ahead)}."] if ahead else [])]
+    return [*said, *([f"Better where both have scores: {', '.join(ahead)}."] if ahead else []), *later]
+
+
+def _of_others(
+    names: Sequence[str],  # some of the other configurations
+    others: int,  # how many there are
+) -> str:  # "2 of 5 others", "The other one"
+    """Say how many of the others some are."""
+    return "The other one" if others == 1 else f"{len(names)} of {others} others"
+
+
+def _unseen_sentences(
+    results: RankedEvaluations,  # what an experiment found out
+    told: Mapping[str, Standing],  # ties of the search with what unseen questions have shown
+) -> list[str]:  # sentences; none where they have shown nothing
+    """Say which ties are worse or better on questions that the search never saw."""
+    where, said = where_asked("unseen", results.test_part_seen), []
+    for word, standing in (("Worse", Standing.REFUTED), ("Better", Standing.BETTER)):
+        names = [name for name, one in told.items() if one == standing]
+        said += [f"{word} {where}: {listed(names)}."] if names else []
+    return said
 
 # %% ../../nbs/04_optimization/08l_summary.ipynb #dc53e992
 _VARYING = re.compile(r"'[^']*'|\d+")  # what differs between two failures of one kind
@@ -86,10 +122,7 @@ def refusal_sentence(
     for where, metrics in (("", metric_scores(leader)), (" that the search never saw", _held_out(results))):
         scores = metrics.get("custom:right_refusal", {})
         count = int(scores.get("n") or 0)
-        said = (
-            made_up(scores.get("mean"), count) or f"declined all of {counted(count, 'unanswerable question')}"
-        )
-        parts += [f"It {said}{where}."] if count else []
+        parts += [f"It {declined_words(scores.get('mean'), count)}{where}."] if count else []
     return " ".join(parts)
 
 

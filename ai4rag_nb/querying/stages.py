@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -22,6 +21,7 @@ from ai4rag_nb.foundations.errors import (
     suggestion,
 )
 from ..foundations.events import StopFlag
+from ..foundations.pools import pool_of_threads
 from ..indexing.vector_store import BaseVectorStore
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def for_each_question(
 
     if len(unchanged) < 2 or max_threads < 2:
         return [attempt(position) for position in range(len(unchanged))]
-    with ThreadPoolExecutor(min(max_threads, len(unchanged)), thread_name_prefix="ai4rag-stage") as pool:
+    with pool_of_threads(min(max_threads, len(unchanged)), "ai4rag-stage") as pool:
         return list(pool.map(attempt, range(len(unchanged))))
 
 

@@ -96,7 +96,7 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 # %% ../../nbs/07_serving/07_commands.ipynb #07935bf5
-_ANSWERING = "ai4rag-answers"  # how the threads that wait for a model are called
+_WAITING = tuple(f"ai4rag-{name}" for name in ("answers", "gold", "stage", "judge", "nb-embedding"))
 _COMMANDS = {
     "run": "running",
     "demo": "running",
@@ -131,7 +131,7 @@ def _run(
             return status
     except (KeyboardInterrupt, StoppedError):
         print(_INTERRUPTED, file=sys.stderr, flush=True)
-        if arguments is None and any(thread.name.startswith(_ANSWERING) for thread in threading.enumerate()):
+        if arguments is None and any(thread.name.startswith(_WAITING) for thread in threading.enumerate()):
             os._exit(130)  # the user did not want to wait for the calls that are on their way
         return 130
     except Exception as error:  # the boundary of the program

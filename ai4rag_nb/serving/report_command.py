@@ -33,9 +33,18 @@ def report_command(
     arguments: argparse.Namespace,  # the options of `report`
 ) -> int:  # the exit status
     """Print what may be said about the winner of a run."""
-    results = open_run(arguments.run, arguments.workspace)
-    if arguments.attribute is not False:
-        _tell("Looking into wrong answers ...")
-    found = results.report(arguments.attribute, arguments.metric, show=_tell, on_progress=_count)
+    try:
+        results = open_run(arguments.run, arguments.workspace)
+        if arguments.attribute is not False:
+            _tell("Looking into wrong answers ...")
+        found = results.report(arguments.attribute, arguments.metric, show=_tell, on_progress=_count)
+    except KeyboardInterrupt:
+        quicker = (
+            ""
+            if arguments.attribute is False
+            else " With --no-attribute it does not look into wrong answers."
+        )
+        _tell(f"There is no report yet, and the run is as it was.{quicker}")
+        raise
     print(as_json(found.to_dict()) if arguments.json else plain(str(found)))
     return 0

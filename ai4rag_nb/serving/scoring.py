@@ -19,10 +19,18 @@ from ..evaluation.overall_score import check_metrics, default_evaluators
 from ..evaluation.prices import read_prices
 from ..evaluation.row_checks import UNKNOWN_DOCUMENTS
 from ..evaluation.shown_values import shown_value
-from ..evaluation.wording import interval_words, scored_questions
+from ai4rag_nb.evaluation.wording import (
+    counted,
+    interval_range,
+    interval_words,
+    method_words,
+    scored_questions,
+    wins_words,
+)
 from ..indexing.documents import load_documents
-from ..optimization.certainty import compare_patterns
+from ..optimization.decision_text import SEEN_MARK
 from ..optimization.open_run import read_results
+from ..optimization.pattern_pairs import compare_patterns
 from .printing import as_json, number, plain, table
 
 # %% ../../nbs/07_serving/06b_scoring.ipynb #d6520200
@@ -98,24 +106,51 @@ def evaluate_command(
     return 0
 
 # %% ../../nbs/07_serving/06b_scoring.ipynb #f6a30070
-def compared_text(
-    found: dict[str, Any],  # as `compare_patterns` gives it
-) -> str:  # a few lines
-    """Write a comparison for people."""
-    name = found["metric"].rpartition(":")[2]
+_PARTS = {"search": "On the questions of the search", "unseen": "On questions that the search never saw"}
+
+
+def _part_lines(
+    found: Mapping[str, Any],  # a difference with its part
+    names: tuple[str, str],  # the first and the second pattern
+    metric: str,  # what is compared
+    is_seen: bool,  # the search went on after the unseen questions had been looked at
+) -> list[str]:  # a few lines
+    """Write the difference on one part of the questions."""
+    where = _PARTS[found["part"]] + (f" ({SEEN_MARK})" if is_seen and found["part"] == "unseen" else "")
     if not found["n"]:
-        return f"{found['first']} and {found['second']} have no question with {name} in common."
-    sure, apart = interval_words(found, name), shown_value(found["mean"], name, signed=True)
-    groups = f" in {found['clusters']} groups that share documents" if "clustered" in found["method"] else ""
+        return [f"{where}: no question has a score of both."]
+    sure, groups = "no interval", ""
+    if found["ci_low"] is not None:
+        ends = interval_range(found["ci_low"], found["ci_high"], metric, signed=True)
+        sure = f"95 % interval {ends}, {method_words(found['method'])}"
+        groups = (
+            f" in {found['clusters']} groups that share documents" if "clustered" in found["method"] else ""
+        )
+    apart, asked = shown_value(found["mean"], metric, signed=True), counted(found["n"], "question")
+    counts = (found["wins"], found["ties"], found["losses"])
     lines = [
-        f"{name}: {found['first']} minus {found['second']} is {apart} "
-        f"(95 % interval {sure}; {found['n']} questions{groups}).",
-        f"p-value {found['p_value']:.4f}, by sign flips, of these two alone.",
+        f"{where}: {apart} ({sure}; {asked}{groups}), p-value {found['p_value']:.4f}.",
+        f"{names[0]} {wins_words(*counts)}.",
         found["note"],
     ]
-    return "\n".join(line for line in lines if line)
+    return [line for line in lines if line]
 
 
+def compared_text(
+    found: Mapping[str, Any],  # as `compare_patterns` gives it
+) -> str:  # a few lines
+    """Write a comparison for people."""
+    metric, names = found["metric"].rpartition(":")[2], (found["first"], found["second"])
+    lines = [f"{metric}: {names[0]} minus {names[1]}, question by question."]
+    lines += _part_lines(found, names, metric, False)
+    if found["unseen"]:
+        lines += _part_lines(found["unseen"], names, metric, found["test_part_seen"])
+    else:
+        lines.append(f"Not compared on questions that the search never saw: {found['unseen_reason']}")
+    lines.append("p-values are by sign flips, of these two alone; no choice among many is allowed for.")
+    return "\n".join(lines)
+
+# %% ../../nbs/07_serving/06b_scoring.ipynb #0a7c1ccb
 def compare_command(
     arguments: argparse.Namespace,  # the options of `compare`
 ) -> int:  # the exit status
