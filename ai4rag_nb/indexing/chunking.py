@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +16,16 @@ from docling_core.types.doc.document import DoclingDocument
 
 from ..foundations.chunks import AI4RAGChunk
 from ..foundations.errors import InputError, suggestion
+from ai4rag_nb.foundations.registration import (
+    Fault,
+    check_name,
+    check_registration,
+    class_fault,
+    making_fault,
+    method_fault,
+    place_of,
+    twice_fault,
+)
 from ..foundations.texts import is_blank
 from .given_values import check_counter, check_size
 from .source import check_documents, document_text
@@ -94,13 +104,13 @@ class BaseChunker(ABC):
 
 # %% ../../nbs/01_indexing/06_chunking.ipynb #7e8c6d3c
 _BUILT_IN = {
-    "recursive": "ai4rag_nb.indexing.langchain_chunker",
-    "hybrid": "ai4rag_nb.indexing.docling_chunker",
-    "hierarchical": "ai4rag_nb.indexing.hierarchy",
-    "hierarchical_3": "ai4rag_nb.indexing.hierarchy",
-    "sentence": "ai4rag_nb.indexing.hierarchy",
-    "by_content": "ai4rag_nb.indexing.content_chunker",
-    "by_content_rows": "ai4rag_nb.indexing.content_chunker",
+    "recursive": "ai4rag_nb.indexing.langchain_chunker:LangChainChunker",
+    "hybrid": "ai4rag_nb.indexing.docling_chunker:DoclingChunker",
+    "hierarchical": "ai4rag_nb.indexing.hierarchy:TwoLevelChunker",
+    "hierarchical_3": "ai4rag_nb.indexing.hierarchy:ThreeLevelChunker",
+    "sentence": "ai4rag_nb.indexing.hierarchy:SentenceChunker",
+    "by_content": "ai4rag_nb.indexing.content_chunker:ContentChunker",
+    "by_content_rows": "ai4rag_nb.indexing.content_chunker:ContentRowChunker",
 }
 _REGISTERED: dict[str, type[BaseChunker]] = {}
 ChunkerType = TypeVar("ChunkerType", bound=type[BaseChunker])
@@ -109,9 +119,14 @@ ChunkerType = TypeVar("ChunkerType", bound=type[BaseChunker])
 def register_chunker(
     chunking_method: str,  # the name that search spaces will use
 ) -> Callable[[ChunkerType], ChunkerType]:  # a decorator for the chunker's class
-    """Make a chunker known by a name."""
+    """Make a chunker known by a name; a class that cannot work is refused."""
+    check_name(chunking_method, "a chunking method")
 
     def register(chunker_type: ChunkerType) -> ChunkerType:
+        known = _REGISTERED.get(chunking_method)
+        owner = place_of(known) if known else _BUILT_IN.get(chunking_method)
+        faults = _chunker_faults(chunking_method, chunker_type)
+        check_registration("chunking method", chunking_method, chunker_type, faults, owner)
         chunker_type.chunking_method = chunking_method
         _REGISTERED[chunking_method] = chunker_type
         return chunker_type
@@ -122,6 +137,17 @@ def register_chunker(
 def chunking_methods() -> list[str]:  # sorted names
     """List the names of all chunkers."""
     return sorted({*_BUILT_IN, *_REGISTERED})
+
+# %% ../../nbs/01_indexing/06_chunking.ipynb #1253cefb
+def _chunker_faults(
+    chunking_method: str,  # the name that it is to have
+    chunker_type: Any,  # what should be a class of chunkers
+) -> Iterator[Fault]:  # what is wrong, one thing after the other
+    """Find out why something cannot be used as a chunker."""
+    yield class_fault(chunker_type, BaseChunker, "chunkers")
+    yield method_fault(chunker_type, "split_document", "document")
+    yield making_fault(chunker_type, ("chunk_size", "chunk_overlap", "token_counter"))
+    yield twice_fault(chunker_type, chunking_method, _REGISTERED)
 
 # %% ../../nbs/01_indexing/06_chunking.ipynb #fad2f3d9
 def get_chunker(
@@ -136,7 +162,7 @@ def get_chunker(
         said = f"{chunking_method!r} is no name of a chunking method."
         raise InputError(said, remedy=f"Known are {', '.join(chunking_methods())}.")
     if chunking_method not in _REGISTERED and chunking_method in _BUILT_IN:
-        importlib.import_module(_BUILT_IN[chunking_method])
+        importlib.import_module(_BUILT_IN[chunking_method].partition(":")[0])
     if chunking_method not in _REGISTERED:
         raise InputError(
             f"There is no chunking method '{chunking_method}'.",

@@ -5,6 +5,7 @@
 # %% ../../nbs/01_indexing/13d_store_backend.ipynb #e6887e4a
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..foundations.errors import NotAvailableError
+from ai4rag_nb.foundations.registration import (
+    Fault,
+    check_name,
+    check_registration,
+    class_fault,
+    making_fault,
+    method_fault,
+    place_of,
+)
 from .store_checks import StoredRow
 from .store_config import BaseVectorStoreConfig
 
@@ -230,6 +240,12 @@ _MODULES: dict[str, tuple[str, str, tuple[str, ...]]] = {  # provider -> module,
     "pgvector": ("ai4rag_nb.indexing.pgvector_store", "pgvector", ("psycopg", "psycopg_pool", "pgvector")),
 }
 _INNER = {"by_type"}  # made of other stores; nobody chooses it by name
+_PLACES = {  # provider -> its class
+    "milvus_lite": "ai4rag_nb.indexing.milvus_lite:MilvusLiteStore",
+    "milvus": "ai4rag_nb.indexing.milvus_server:MilvusServerStore",
+    "by_type": "ai4rag_nb.indexing.multi_index:MultiIndexStore",
+    "pgvector": "ai4rag_nb.indexing.pgvector_store:PGVectorStore",
+}
 _Store = TypeVar("_Store", bound=type)
 
 
@@ -237,12 +253,29 @@ def register_store(
     provider: str,  # the provider of the store's configurations
 ) -> Callable[[_Store], _Store]:  # decorates the class that is opened for it
     """Register the class of a product; it is called with a model, a configuration and a collection name."""
+    check_name(provider, "a vector store")
 
     def register(store: _Store) -> _Store:
+        known = _CLASSES.get(provider)
+        owner = place_of(known) if known else _PLACES.get(provider)
+        check_registration("vector store", provider, store, _store_faults(store), owner)
         _CLASSES[provider] = store
         return store
 
     return register
+
+# %% ../../nbs/01_indexing/13d_store_backend.ipynb #7530d9de
+def _store_faults(
+    store: Any,  # what should be a class of stores
+) -> Iterator[Fault]:  # what is wrong, one thing after the other
+    """Find out why something cannot be used as a vector store."""
+    base = import_module("ai4rag_nb.indexing.vector_store").BaseVectorStore
+    yield class_fault(store, base, "vector stores")
+    yield making_fault(store, ("embedding_model", "config", "collection_name"))
+    for name in sorted(base.__abstractmethods__):
+        wanted = list(inspect.signature(getattr(base, name)).parameters)
+        own = inspect.isfunction(inspect.getattr_static(base, name))
+        yield method_fault(store, name, *wanted[own:])
 
 # %% ../../nbs/01_indexing/13d_store_backend.ipynb #f9e22db3
 def _import_store(

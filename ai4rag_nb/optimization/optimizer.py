@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,13 +18,21 @@ from ai4rag_nb.foundations.errors import (
     StoppedError,
     suggestion,
 )
+from ai4rag_nb.foundations.registration import (
+    Fault,
+    check_name,
+    check_registration,
+    class_fault,
+    making_fault,
+    place_of,
+)
 from .proposals import Asking, blaming, usable_points
 from .search_space import SearchSpace
 from .trials import Objective, OptimizerSettings, SearchProgress, Trial, usable_score
 
 # %% auto #0
-__all__ = ['BUILT_IN', 'distinct', 'Proposing', 'AskAndTell', 'evaluate', 'BaseOptimizer', 'optimizer_fault',
-           'register_optimizer', 'optimizer_class', 'settings_from', 'get_optimizer']
+__all__ = ['BUILT_IN', 'distinct', 'Proposing', 'AskAndTell', 'evaluate', 'BaseOptimizer', 'register_optimizer',
+           'optimizer_class', 'settings_from', 'get_optimizer']
 
 # %% ../../nbs/04_optimization/04_optimizer.ipynb #99ac0658
 def distinct(
@@ -138,30 +145,16 @@ class BaseOptimizer(AskAndTell):
         """Load what later proposals need, beside the first evaluations; most optimizers need nothing."""
 
 # %% ../../nbs/04_optimization/04_optimizer.ipynb #292c04df
-def optimizer_fault(
+def _optimizer_faults(
     optimizer: Any,  # what should be a class of optimizers
-) -> tuple[str, str]:  # what is wrong, and what to do; empty where it can be made
+) -> Iterator[Fault]:  # what is wrong, one thing after the other
     """Find out why something cannot be used as an optimizer."""
-    if not isinstance(optimizer, type) or not issubclass(optimizer, BaseOptimizer):
-        shown = optimizer.__name__ if isinstance(optimizer, type) else f"{optimizer!r:.80}"
-        return f"{shown} is no class of optimizers", "Give the class itself, made from BaseOptimizer."
-    if inspect.isabstract(optimizer):
-        missing = ", ".join(sorted(optimizer.__abstractmethods__))
-        return f"{optimizer.__name__} lacks {missing}", "Write what is missing."
+    yield class_fault(optimizer, BaseOptimizer, "optimizers")
     chosen = getattr(optimizer, "settings_class", None)
     if not (isinstance(chosen, type) and issubclass(chosen, OptimizerSettings) and is_dataclass(chosen)):
-        return (
-            f"its settings_class is {chosen!r:.80}",
-            "Set settings_class to OptimizerSettings, or to a dataclass made from it.",
-        )
-    try:
-        inspect.signature(optimizer).bind(None, None, None, known_observations=())
-    except TypeError as error:
-        return (
-            f"{optimizer.__name__} cannot be made: {error}",
-            "Its __init__ has to take objective_function, search_space, settings and known_observations=.",
-        )
-    return "", ""
+        remedy = "Set settings_class to OptimizerSettings, or to a dataclass made from it."
+        yield f"its settings_class is {chosen!r:.80}", remedy
+    yield making_fault(optimizer, ("objective_function", "search_space", "settings"), "known_observations")
 
 # %% ../../nbs/04_optimization/04_optimizer.ipynb #a7a90c4f
 BUILT_IN = {
@@ -180,13 +173,10 @@ def register_optimizer(
     optimizer: type[BaseOptimizer],  # the class
 ) -> None:
     """Make an optimizer of your own known by a name; a class that cannot work is refused."""
-    if not isinstance(name, str) or not name.strip():
-        raise InputError(f"{name!r:.80} is no name of an optimizer.", remedy="Give a text.")
-    problem, remedy = optimizer_fault(optimizer)
-    if problem:
-        raise InputError(f"The optimizer '{name}' cannot be registered: {problem}.", remedy=remedy)
-    if name in BUILT_IN:
-        raise InputError(f"'{name}' is the name of another optimizer.", remedy="Choose another name.")
+    owners = {known: ":".join(place) for known, place in BUILT_IN.items()}
+    owners |= {known: place_of(own) for known, own in _registered.items()}
+    owner = owners.get(check_name(name, "an optimizer"))
+    check_registration("optimizer", name, optimizer, _optimizer_faults(optimizer), owner)
     _registered[name] = optimizer
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -21,6 +21,15 @@ from ai4rag_nb.foundations.errors import (
     suggestion,
 )
 from ..foundations.events import StopFlag
+from ai4rag_nb.foundations.registration import (
+    Fault,
+    check_name,
+    check_registration,
+    class_fault,
+    method_fault,
+    place_of,
+    twice_fault,
+)
 from ..foundations.pools import pool_of_threads
 from ..indexing.vector_store import BaseVectorStore
 
@@ -165,25 +174,29 @@ class StageModels:
 
 STAGE_KINDS = ("query", "reranker", "filter", "expansion", "compression", "context", "verification")
 _BUILT_IN: dict[tuple[str, str], str] = {
-    ("compression", "extractive"): "ai4rag_nb.querying.compression",
-    ("verification", "overlap"): "ai4rag_nb.querying.verification",
-    ("verification", "entailment"): "ai4rag_nb.querying.model_verification",
-    ("verification", "judge"): "ai4rag_nb.querying.model_verification",
-    ("expansion", "parent"): "ai4rag_nb.querying.small_to_big",
-    ("expansion", "auto_merge"): "ai4rag_nb.querying.small_to_big",
-    ("query", "multi_query"): "ai4rag_nb.querying.query_expansion",
-    ("query", "hyde"): "ai4rag_nb.querying.query_expansion",
-    ("query", "cot"): "ai4rag_nb.querying.query_expansion",
-    ("context", "order"): "ai4rag_nb.querying.context_order",
-    ("context", "headers"): "ai4rag_nb.querying.context_order",
-    ("reranker", "maxsim"): "ai4rag_nb.querying.maxsim",
-    ("reranker", "cross_encoder"): "ai4rag_nb.querying.cross_encoder",
-    ("reranker", "mmr"): "ai4rag_nb.querying.diversity",
-    ("reranker", "listwise"): "ai4rag_nb.querying.listwise",
-    ("reranker", "endpoint"): "ai4rag_nb.querying.rerank_endpoint",
-    ("filter", "threshold"): "ai4rag_nb.querying.diversity",
+    ("compression", "extractive"): "ai4rag_nb.querying.compression:ExtractiveCompression",
+    ("verification", "overlap"): "ai4rag_nb.querying.verification:OverlapVerification",
+    ("verification", "entailment"): "ai4rag_nb.querying.model_verification:EntailmentVerification",
+    ("verification", "judge"): "ai4rag_nb.querying.model_verification:JudgeVerification",
+    ("expansion", "parent"): "ai4rag_nb.querying.small_to_big:ParentExpansion",
+    ("expansion", "auto_merge"): "ai4rag_nb.querying.small_to_big:AutoMergeExpansion",
+    ("query", "multi_query"): "ai4rag_nb.querying.query_expansion:MultiQuery",
+    ("query", "hyde"): "ai4rag_nb.querying.query_expansion:HypotheticalAnswer",
+    ("query", "cot"): "ai4rag_nb.querying.query_expansion:Decomposition",
+    ("context", "order"): "ai4rag_nb.querying.context_order:ContextOrder",
+    ("context", "headers"): "ai4rag_nb.querying.context_order:ChunkHeaders",
+    ("reranker", "maxsim"): "ai4rag_nb.querying.maxsim:MaxSimReranker",
+    ("reranker", "cross_encoder"): "ai4rag_nb.querying.cross_encoder:CrossEncoderReranker",
+    ("reranker", "mmr"): "ai4rag_nb.querying.diversity:MaximalMarginalRelevance",
+    ("reranker", "listwise"): "ai4rag_nb.querying.listwise:ListwiseReranker",
+    ("reranker", "endpoint"): "ai4rag_nb.querying.rerank_endpoint:EndpointReranker",
+    ("filter", "threshold"): "ai4rag_nb.querying.diversity:ScoreThreshold",
 }
 _REGISTERED: dict[tuple[str, str], type[Any]] = {}
+_NEEDED: dict[str, tuple[Any, ...]] = {  # kind -> base, method and its arguments; others are hit stages
+    "query": (BaseQueryStage, "queries_many", "questions", "setting"),
+    "verification": (BaseStage, "verify", "question", "chunks", "generation", "again"),
+}
 StageType = TypeVar("StageType", bound=type[Any])
 
 # %% ../../nbs/02_querying/06c_stages.ipynb #993e9901
@@ -191,13 +204,17 @@ def register_stage(
     kind: str,  # one of STAGE_KINDS
     name: str,  # the name that search spaces will use
 ) -> Callable[[StageType], StageType]:  # a decorator for the stage's class
-    """Make a stage known by a name."""
+    """Make a stage known by a name; a class that cannot work is refused."""
     if kind not in STAGE_KINDS:
         raise InputError(
             f"There is no kind of stage '{kind}'.", remedy=f"Known are {', '.join(STAGE_KINDS)}."
         )
+    check_name(name, f"a {kind} stage")
 
     def register(stage_type: StageType) -> StageType:
+        known = _REGISTERED.get((kind, name))
+        owner = place_of(known) if known else _BUILT_IN.get((kind, name))
+        check_registration(f"{kind} stage", name, stage_type, _stage_faults(kind, name, stage_type), owner)
         stage_type.stage_name = name
         _REGISTERED[kind, name] = stage_type
         return stage_type
@@ -211,6 +228,23 @@ def stage_names(
     """List the stages of a kind."""
     return sorted(name for known, name in {*_BUILT_IN, *_REGISTERED} if known == kind)
 
+# %% ../../nbs/02_querying/06c_stages.ipynb #3314d060
+def _stage_faults(
+    kind: str,  # one of STAGE_KINDS
+    name: str,  # the name that it is to have
+    stage_type: Any,  # what should be a class of stages
+) -> Iterator[Fault]:  # what is wrong, one thing after the other
+    """Find out why something cannot be used as a stage."""
+    base, method, *arguments = _NEEDED.get(kind, (BaseHitStage, "apply_many", "questions", "hits", "setting"))
+    yield class_fault(stage_type, base, f"{kind} stages")
+    yield method_fault(stage_type, method, *arguments)
+    if hasattr(stage_type, "from_models"):
+        yield method_fault(stage_type, "from_models", "models")
+    elif not is_dataclass(stage_type):
+        remedy = "Put @dataclass(frozen=True) right above the class, or give it a class method from_models."
+        yield f"{stage_type.__name__} is no dataclass", remedy
+    yield twice_fault(stage_type, (kind, name), _REGISTERED)
+
 # %% ../../nbs/02_querying/06c_stages.ipynb #27688d6e
 def make_stage(
     kind: str,  # one of STAGE_KINDS
@@ -219,7 +253,7 @@ def make_stage(
 ) -> Any:  # the stage
     """Make the stage that a name stands for."""
     if (kind, name) not in _REGISTERED and (kind, name) in _BUILT_IN:
-        importlib.import_module(_BUILT_IN[kind, name])
+        importlib.import_module(_BUILT_IN[kind, name].partition(":")[0])
     if (kind, name) not in _REGISTERED:
         remedy = suggestion(str(name), stage_names(kind)) or f"Known are {', '.join(stage_names(kind))}."
         raise InputError(f"There is no {kind} '{name}'.", remedy=remedy)

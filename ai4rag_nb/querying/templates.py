@@ -6,10 +6,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..foundations.errors import InputError, suggestion
+from ai4rag_nb.foundations.registration import (
+    Fault,
+    check_name,
+    check_registration,
+    class_fault,
+    making_fault,
+    method_fault,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from ai4rag_nb.querying.rag_template import BaseRAGTemplate
@@ -30,18 +39,33 @@ TemplateType = TypeVar("TemplateType", bound=type[Any])
 def register_template(
     name: str,  # the name that search spaces will use
 ) -> Callable[[TemplateType], TemplateType]:  # a decorator for the template's class
-    """Make a template known by a name."""
+    """Make a template known by a name; a class that cannot work is refused."""
+    own = _ALIASES.get(check_name(name, "a template"))
 
     def register(template_type: TemplateType) -> TemplateType:
-        own = template_type.__qualname__
-        built_in = _BUILT_IN.get(name, f":{own}").partition(":")[2]
-        taken = _REGISTERED[name].__qualname__ if name in _REGISTERED else built_in
-        if name in _ALIASES or taken != own:
-            raise InputError(f"The name '{name}' is taken.", remedy="Choose another name for the template.")
+        known = _REGISTERED.get(name)
+        owner = place_of(known) if known else _BUILT_IN.get(name, own)
+        check_registration("template", name, template_type, _template_faults(template_type), owner)
         _REGISTERED[name] = template_type
         return template_type
 
     return register
+
+# %% ../../nbs/02_querying/07b_templates.ipynb #bedc47c5
+def _template_faults(
+    template_type: Any,  # what should be a class of templates
+) -> Iterator[Fault]:  # what is wrong, one thing after the other
+    """Find out why something cannot be used as a template."""
+    base = importlib.import_module("ai4rag_nb.querying.rag_template").BaseRAGTemplate
+    yield class_fault(template_type, base, "templates")
+    yield making_fault(template_type, ("foundation_model", "retriever"))
+    for one, other in (("retrieve_many", "retrieve_traced"), ("answer", "tell")):
+        if all(getattr(template_type, method) is getattr(base, method) for method in (one, other)):
+            yield f"{template_type.__name__} has neither {one} nor {other}", "Write one of them."
+    for method in ("retrieve_many", "retrieve_traced"):
+        yield method_fault(template_type, method, "questions")
+    for method in ("answer", "tell"):
+        yield method_fault(template_type, method, "question", "chunks", "history")
 
 # %% ../../nbs/02_querying/07b_templates.ipynb #40bec5d1
 def template_names() -> list[str]:
