@@ -18,6 +18,7 @@ from ..foundations.texts import content_key
 from .cause_search import find_causes
 from .decision import DecisionReport, decision_report
 from .leaderboard import leaderboard_frame
+from .pattern_aims import trade_off_table
 from .pattern_pairs import compare_patterns
 from .ranking import RANKED_STATES, RankedEvaluations
 from .run_store import EvaluationResult
@@ -194,6 +195,15 @@ class DecidedResults(NamedPatterns):
     ) -> dict[str, Any]:  # the difference of the search by name, and under "unseen" that on unseen questions
         """Compare two patterns question by question, on the search's questions and on unseen ones."""
         return compare_patterns(self, first, second, metric)
+
+    def trade_offs(
+        self,
+        aims: Sequence[str] = (),  # metrics and resources; none: the optimization metric and context_tokens
+        limits: Sequence[str] = (),  # for instance ["latency_p95 < 2", "faithfulness >= 0.8"]
+        weights: Mapping[str, float] | None = None,  # aim -> how much it counts
+    ) -> "pandas.DataFrame":  # one row a pattern, with its aims, `allowed`, `pareto` and `weighted`
+        """Weigh several aims against each other; limits and weights can be moved without a new call."""
+        return trade_off_table(self, aims, limits, weights)
 
 # %% ../../nbs/04_optimization/09_results.ipynb #3d400988
 class ExperimentResults(DecidedResults):
