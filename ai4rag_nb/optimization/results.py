@@ -22,6 +22,7 @@ from .pattern_aims import trade_off_table
 from .pattern_pairs import compare_patterns
 from .ranking import RANKED_STATES, RankedEvaluations
 from .run_store import EvaluationResult
+from .setting_effects import effects_frame
 from .stage_progress import traces_frame
 from .summary import failure_reasons, summary
 
@@ -204,6 +205,13 @@ class DecidedResults(NamedPatterns):
     ) -> "pandas.DataFrame":  # one row a pattern, with its aims, `allowed`, `pareto` and `weighted`
         """Weigh several aims against each other; limits and weights can be moved without a new call."""
         return trade_off_table(self, aims, limits, weights)
+
+    def importance(
+        self,
+        metric: str | None = None,  # which score; the optimization metric without it
+    ) -> "pandas.DataFrame":  # a row for each value of each setting that varied, the most important first
+        """Show what each value of each setting adds to a score, and which settings matter most."""
+        return effects_frame(self, metric)
 
 # %% ../../nbs/04_optimization/09_results.ipynb #3d400988
 class ExperimentResults(DecidedResults):
