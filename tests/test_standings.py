@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_world import benchmark_records, make_experiment, service, small_space
 
 from ai4rag_nb import open_run
+from ai4rag_nb.foundations.errors import AI4RAGError
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, put_trial
 from ai4rag_nb.optimization.summary import summary
 from ai4rag_nb.serving.commands import main
@@ -352,3 +355,54 @@ def test_pairs_that_do_not_differ_need_no_questions(
     assert "would settle Pattern2." in text and "all of them" not in text
     names = [row["name"] for row in found["claims"]["rows"] if row["needed"] is None]
     assert f"Not counted, with less than 0.05 difference to settle: {', '.join(names)}." in text
+
+
+# --- values that a metric of one's own has lost -----------------------------------------------------------------
+
+
+def test_lost_values_of_own_metrics_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of twelve questions one function fails on three, one on all, and one on none."""
+
+    def has_unit(data: Any) -> float:
+        """Whether the answer has a unit."""
+        if any(word in data.question for word in awkward):
+            raise ValueError(f"no unit in {data.question_id}")
+        return 1.0
+
+    def shortness(data: Any) -> float:
+        """How short the answer is."""
+        return float("nan") if data.contexts and len(data.contexts) > 1 else 1.0
+
+    def brevity(data: Any) -> float:
+        """One for all."""
+        return 1.0
+
+    awkward = [record["question"] for record in benchmark_records()[-3:]]
+    space = small_space(number_of_chunks=[2], chunk_size=[64])
+    own = [has_unit, shortness, brevity]
+    with service(monkeypatch):
+        wanted = {"metrics": ["token_f1", *own], "optimization_metric": "token_f1"}
+        experiment = make_experiment(tmp_path, space, 1, **wanted)
+        experiment.search()
+        kept = experiment.results
+        experiment.close()
+        experiment = make_experiment(tmp_path, space, 1, "other", metrics=["overall_score", *own])
+        with pytest.raises(AI4RAGError, match=r"0 of 12\. 9 x shortness gave nan"):
+            experiment.search()
+        experiment.close()
+    lost = "The metric 'has_unit' has no value for 3 of 12 questions of Pattern1. The first reason: has_unit raised"
+    dead = "The metric 'shortness' failed on all questions and says nothing: shortness gave nan."
+    path = str(tmp_path / "run")
+    for found in (kept, open_run(path)):
+        notes = " ".join(found.notes)
+        assert lost in notes and dead in notes and "'brevity'" not in notes
+    for text in (
+        said(path, capsys, "report", "--no-attribute"),
+        said(path, capsys, "leaderboard"),
+        " ".join(json.loads(said(path, capsys, "report", "--no-attribute", "--json"))["notes"]),
+    ):
+        assert lost in text and "ValueError: no unit in " in text and dead in text
+    page = html.unescape(write_run_report(path).read_text(encoding="utf-8"))
+    assert lost in page and dead in page
