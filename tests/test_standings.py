@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_world import benchmark_records, make_experiment, service, small_space
 
 from ai4rag_nb import open_run
+from ai4rag_nb.foundations.errors import AI4RAGError
+from ai4rag_nb.optimization.expense import expense, fastest_group
 from ai4rag_nb.optimization.run_store import EvaluationResult, RunStore, put_trial
 from ai4rag_nb.optimization.summary import summary
 from ai4rag_nb.serving.commands import main
@@ -49,6 +54,7 @@ def stored(
     folder: Path, search: Sequence[EvaluationResult], unseen: dict[int, Sequence[float | None]], **facts: Any
 ) -> str:
     """A run on disk; unseen scores by the number of the configuration, the leader's first."""
+    folder.mkdir(exist_ok=True)
     store = RunStore(folder / "run")
     store.put_facts({"objective": METRIC, "questions": len(search[0].results), **facts})
     for result in search:
@@ -352,3 +358,142 @@ def test_pairs_that_do_not_differ_need_no_questions(
     assert "would settle Pattern2." in text and "all of them" not in text
     names = [row["name"] for row in found["claims"]["rows"] if row["needed"] is None]
     assert f"Not counted, with less than 0.05 difference to settle: {', '.join(names)}." in text
+
+
+# --- values that a metric of one's own has lost -----------------------------------------------------------------
+
+
+def test_lost_values_of_own_metrics_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of twelve questions one function fails on three, one on all, and one on none."""
+
+    def has_unit(data: Any) -> float:
+        """Whether the answer has a unit."""
+        if any(word in data.question for word in awkward):
+            raise ValueError(f"no unit in {data.question_id}")
+        return 1.0
+
+    def shortness(data: Any) -> float:
+        """How short the answer is."""
+        return float("nan") if data.contexts and len(data.contexts) > 1 else 1.0
+
+    def brevity(data: Any) -> float:
+        """One for all."""
+        return 1.0
+
+    awkward = [record["question"] for record in benchmark_records()[-3:]]
+    space = small_space(number_of_chunks=[2], chunk_size=[64])
+    own = [has_unit, shortness, brevity]
+    with service(monkeypatch):
+        wanted = {"metrics": ["token_f1", *own], "optimization_metric": "token_f1"}
+        experiment = make_experiment(tmp_path, space, 1, **wanted)
+        experiment.search()
+        kept = experiment.results
+        experiment.close()
+        experiment = make_experiment(tmp_path, space, 1, "other", metrics=["overall_score", *own])
+        with pytest.raises(AI4RAGError, match=r"0 of 12\. 9 x shortness gave nan"):
+            experiment.search()
+        experiment.close()
+    lost = "The metric 'has_unit' has no value for 3 of 12 questions of Pattern1. The first reason: has_unit raised"
+    dead = "The metric 'shortness' failed on all questions and says nothing: shortness gave nan."
+    path = str(tmp_path / "run")
+    for found in (kept, open_run(path)):
+        notes = " ".join(found.notes)
+        assert lost in notes and dead in notes and "'brevity'" not in notes
+    for text in (
+        said(path, capsys, "report", "--no-attribute"),
+        said(path, capsys, "leaderboard"),
+        " ".join(json.loads(said(path, capsys, "report", "--no-attribute", "--json"))["notes"]),
+    ):
+        assert lost in text and "ValueError: no unit in " in text and dead in text
+    page = html.unescape(write_run_report(path).read_text(encoding="utf-8"))
+    assert lost in page and dead in page
+
+
+# --- words for intervals, names and seconds ---------------------------------------------------------------------
+
+
+def test_two_intervals_of_one_mean_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine right answers of twelve: Wilson's interval is 0.468 to 0.911."""
+    shares = [1.0, 1.0, 1.0, 0.0] * 3
+    path = stored(tmp_path, [tried(0, shares), tried(1, [0.0] * 12)], {})
+    text, page = (
+        said(path, capsys, "report", "--no-attribute"),
+        write_run_report(path).read_text(encoding="utf-8"),
+    )
+    assert "it scores 0.750 (95 % interval 0.468 - 0.911 by Wilson, 12 questions)" in text
+    line = "A mean has two intervals: BCa in the leaderboard"
+    assert text.count(line) == page.count(line) == 1 and "and here Wilson, which fits these scores." in text
+    assert "0.468 - 0.911 by Wilson" in page
+    found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+    assert [one["method"] for one in found["scores"]] == ["wilson"]
+
+
+def test_one_interval_needs_no_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stored(tmp_path, [tried(0, [0.2, 0.5, 0.9]), tried(1, [0.1, 0.4, 0.3])], {})
+    text = said(path, capsys, "report", "--no-attribute")
+    assert " by BCa, 3 questions)" in text and "two intervals" not in text
+
+
+def test_intervals_with_negative_numbers_stand_in_brackets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = stored(tmp_path, [tried(0, [-0.2, -0.5, -0.9]), tried(1, [-0.6, -0.7, -0.95])], {})
+    for text in (
+        said(path, capsys, "report", "--no-attribute"),
+        said(path, capsys, "leaderboard"),
+        said(path, capsys, "show", "Pattern1"),
+        said(path, capsys, "compare", "Pattern1", "Pattern2"),
+    ):
+        assert not re.search(r"\d (-|–) -\d", text) and "--0" not in text
+    assert re.search(
+        r"scores -0\.533 \(95 % interval \[-0\.\d+, -0\.\d+\] by BCa", said(path, capsys, "report")
+    )
+
+
+def test_a_millisecond_makes_nobody_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of equals one is faster by a millisecond, and one by half; the second alone is a gain."""
+    search = [
+        tried(0, [*HALVES, 0.6], seconds=1.001),
+        tried(1, [*HALVES, 0.5], seconds=1.0),
+    ]
+    path = stored(tmp_path, search, {})
+    found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+    assert (found["fastest"], found["equally_fast"]) == ("", ["Pattern2", "Pattern1"])
+    text, page = (
+        said(path, capsys, "report", "--no-attribute"),
+        write_run_report(path).read_text(encoding="utf-8"),
+    )
+    line = "Equally fast, as far as can be told: Pattern2, Pattern1, with 1 second a question (median)."
+    assert line in text and line in page and "Fastest" not in text
+    search[1] = tried(1, [*HALVES, 0.5], seconds=0.5)
+    path = stored(tmp_path / "more", search, {})
+    found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+    assert (found["fastest"], found["equally_fast"]) == ("Pattern2", [])
+    assert "Fastest of these: Pattern2 with 0.5 seconds a question (median)" in said(path, capsys, "report")
+
+
+def test_noise_makes_nobody_the_fastest() -> None:
+    """The medians are 1 and 2 seconds, and on half of the questions it is the other way round."""
+    search = [tried(0, [0.5] * 16), tried(1, [0.5] * 16)]
+    times = ([1.0, 3.0] * 7 + [1.0, 1.0], [2.0, 1.0] * 7 + [2.0, 2.0])
+    for result, seconds in zip(search, times, strict=True):
+        for row, one in zip(result.results, seconds, strict=True):
+            row["timings"] = {"retrieval": one}
+    assert [expense(result).seconds for result in search] == [1.0, 2.0]
+    assert [result.name for result in fastest_group(search)] == ["Pattern1", "Pattern2"]
+
+
+def test_no_single_name_is_hidden_behind_dots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight others are all named; of twelve the first eight are, with the number of the rest."""
+    for others in (8, 12):
+        search = [tried(0, [0.5, 0.6]), *(tried(number, [0.5, 0.5]) for number in range(1, others + 1))]
+        path = stored(tmp_path / str(others), search, {})
+        text = said(path, capsys, "report", "--no-attribute")
+        named = ", ".join(f"Pattern{number}" for number in range(2, 10))
+        more = "" if others == 8 else " and 4 more (all are in --json)"
+        assert f"It cannot be told whether they are worse: {named}{more}." in text
+        assert "…" not in text and "..." not in text
+        found = json.loads(said(path, capsys, "report", "--no-attribute", "--json"))
+        assert len(found["ties"]) == others

@@ -37,6 +37,7 @@ from .report_answer import ReportFacts, best_trial, render_answer, score_sentenc
 from .report_decision import decision_parts
 from .safe_html import Html, element, join, shorten
 from .state import DashboardState, TrialState
+from ..evaluation.wording import listed
 from ..optimization.decision_facts import DecisionFacts
 
 # %% ../../nbs/06_dashboard/18_report.ipynb #13e9917e
@@ -118,7 +119,7 @@ def render_failures(
         trials.append(element("li", tag("✕ failed", "bad"), " ", told))
     questions = []
     for reason, (count, names) in lost.items():
-        what = f" {count} answer{'s' if count > 1 else ''} of {shorten(', '.join(names), 120)}: "
+        what = f" {count} answer{'s' if count > 1 else ''} of {listed(names)}: "
         questions.append(element("li", tag("✕ lost", "bad"), what, shorten(reason, 500)))
     return element("ul", trials, questions, class_="plain")
 

@@ -176,7 +176,7 @@ def _verdict(
         return Verdict.AS_GOOD
     return Verdict.UNKNOWN
 
-
+# %% ../../nbs/03_evaluation/04e_comparisons.ipynb #7b7457fe
 _ROUNDING = 1e-12  # differences that are smaller are rounding of a computer
 
 

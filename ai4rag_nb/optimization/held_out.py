@@ -52,8 +52,10 @@ def measure_held_out(
         raise FailedIterationError(verdict.reason)
     objective = runner.inputs.objective
     if any(row["error"] for row in measured.results) and not can_win(measured.evaluation, objective):
-        scored = metric_scores(measured.evaluation, objective)["scores"]["n"]
-        raise FailedIterationError(missing_scores(measured.results, scored))
+        entry = metric_scores(measured.evaluation, objective)
+        raise FailedIterationError(
+            missing_scores(measured.results, entry["scores"]["n"], entry.get("reasons"))
+        )
     metrics = list(measured.evaluation["metrics"])
     found = {"questions": len(questions), "metrics": metrics, "results": measured.results}
     return {**found, "state": "completed", "reason": ""}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.context_size import rank_key, same_score
 from ..evaluation.metrics import metric_direction
+from ..evaluation.wording import listed
 from ..foundations.errors import InputError, suggestion
 from .run_store import EvaluationResult
 
@@ -122,8 +123,8 @@ def exact_tie_note(
     if len(equals) < 2:
         return ""
     leader, others = equals[0], equals[1:]
-    listed = ", ".join(result.name for result in others)
-    said = f"Exactly the same score as {leader.name}: {listed}. {leader.name} leads because "
+    names = listed([result.name for result in others], "--json")
+    said = f"Exactly the same score as {leader.name}: {names}. {leader.name} leads because "
     known = [result.context_tokens for result in equals]
     sizes = [size for size in known if size is not None]
     if len(sizes) == len(known) and round(sizes[0]) < round(max(sizes)):

@@ -58,7 +58,7 @@ def lead_sentences(
             f"{_of_others(unknown, others)} may be as good, for it cannot be told whether "
             f"{'it' if len(unknown) == 1 else 'they'} {worse} worse: {listed(unknown)}."
         )
-    return [*said, *([f"Better where both have scores: {', '.join(ahead)}."] if ahead else []), *later]
+    return [*said, *([f"Better where both have scores: {listed(ahead)}."] if ahead else []), *later]
 
 
 def _of_others(

@@ -185,9 +185,10 @@ def find_twin(
 def missing_scores(
     results: Sequence[Mapping[str, Any]],  # one entry a question
     scored: int,  # how many have a score
-) -> str:  # a sentence
+    reasons: Mapping[str, int] | None = None,  # why the metric has none, most frequent first
+) -> str:  # a sentence, and the most frequent error or reason
     """Say why a configuration cannot win."""
-    errors = Counter(entry["error"] for entry in results if entry.get("error"))
+    errors = Counter(entry["error"] for entry in results if entry.get("error")) or Counter(reasons or {})
     often = "; ".join(f"{count} x {error}" for error, count in errors.most_common(1))
     return f"Too few questions have a score: {scored} of {len(results)}." + (f" {often}" if often else "")
 
@@ -217,11 +218,12 @@ def run_trial(
     started = time.monotonic()
     objective = runner.inputs.objective
     measured, settings = measure_configuration(runner, candidate)
-    scores = metric_scores(measured.evaluation, objective)["scores"]
+    entry = metric_scores(measured.evaluation, objective)
+    scores, reasons = entry["scores"], entry.get("reasons")
     verdict = stage_verdict(measured.results, candidate.labels)
     if not can_win(measured.evaluation, objective):
         failure = prevailing(entry.get("failure") for entry in measured.results) or ""
-        verdict = StageVerdict("incomplete", missing_scores(measured.results, scores["n"]), failure)
+        verdict = StageVerdict("incomplete", missing_scores(measured.results, scores["n"], reasons), failure)
     seconds = time.monotonic() - started
     payload = pattern_payload(
         *(candidate.name, candidate.iteration, runner.max_combinations, seconds),
