@@ -20,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from ai4rag_nb.optimization.bayes_optimizer import BayesOptimizer, BayesOptSettings
+from ai4rag_nb.optimization.additive_model import believe
+from ai4rag_nb.optimization.bayes_optimizer import BayesOptimizer, BayesOptSettings, measured
 from ai4rag_nb.optimization.gam_optimizer import GAMOptimizer
 from ai4rag_nb.optimization.greedy_optimizer import GreedyOptimizer
 from ai4rag_nb.optimization.optimizer import BaseOptimizer
 from ai4rag_nb.optimization.parameters import Parameter
 from ai4rag_nb.optimization.random_optimizer import RandomOptimizer
 from ai4rag_nb.optimization.search_space import SearchSpace
+from ai4rag_nb.optimization.setting_levels import level_codes
 
 HERE = Path(__file__).resolve().parent
 TABLES, RESULT = HERE / "tables", HERE / "results" / "optimizers.json"
@@ -223,7 +225,9 @@ def choices(found: list[Task], seeds: int) -> dict[str, Any]:
             made = BayesOptimizer(None, task.space, BayesOptSettings(max_evals=16, random_state=seed))
             made.search(lambda one, task=task, seen=seen: float(seen[task.space.index(one)]))
             by_score = max(made.trials, key=lambda trial: trial.score).point
-            by_model = task.space.index({k: v for k, v in made.best().items() if k != "score"})
+            codes = level_codes(task.space, [trial.point for trial in made.trials])
+            expected = believe(measured(task.space, made.trials, made.settings.pair_share), codes).mean
+            by_model = made.trials[int(np.argmax(expected))].point
             for name, point in (("highest score", by_score), ("best by the model", by_model)):
                 rows[name].append((unseen.max() - unseen[point]) / np.ptp(unseen))
     differences = np.array(rows["best by the model"]) - np.array(rows["highest score"])
