@@ -5,9 +5,16 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, special, stats
 
-from ai4rag_nb.evaluation.claims import CHOSEN_LEVEL, CLAIM_LEVEL, chosen_leader_p_values, holm
+from ai4rag_nb.evaluation.claims import (
+    CHOSEN_LEVEL,
+    CLAIM_LEVEL,
+    _Shuffled,
+    _shuffled_measures,
+    chosen_leader_p_values,
+    holm,
+)
 from ai4rag_nb.evaluation.clustered import clustered_error, clustered_interval, grouping, statement_interval
 from ai4rag_nb.evaluation.comparisons import (
     Verdict,
@@ -23,7 +30,9 @@ from ai4rag_nb.evaluation.split import question_clusters
 from ai4rag_nb.foundations.errors import InputError
 
 QUESTIONS, CONFIGURATIONS, RUNS = 200, 20, 1000
-FEWER_FLIPS, HOLM_FLIPS = 500, 2000  # Holm multiplies the smallest p-value that is possible
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+FEW_FLIPS, FEWER_FLIPS, HOLM_FLIPS = 250, 500, 2000  # Holm multiplies the smallest p-value that is possible
 
 
 def documents_of(size: int, count: int = QUESTIONS) -> list[list[int]] | None:
@@ -56,6 +65,34 @@ def true_error(size: int, kind: str) -> float:
     return float(spread * math.sqrt(2 * CONFIGURATIONS / (CONFIGURATIONS - 1)))
 
 
+def log_odds(share: float) -> float:
+    """Find the middle of normal log-odds with a deviation of 1.5 whose chances are `share` on average."""
+    return float(optimize.brentq(lambda middle: (WEIGHTS * chances(middle)).sum() - share, -20, 20))
+
+
+def chances(middle: float) -> np.ndarray:
+    """Give the chance of a right answer at each node."""
+    return special.expit(middle + 1.5 * NODES)
+
+
+def four_errors_behind(middle: float, count: int) -> float:
+    """Find the log-odds of a configuration that is four standard errors of a paired difference behind."""
+
+    def missed(other: float) -> float:
+        one, two = chances(middle), chances(other)
+        apart = float((WEIGHTS * (one - two)).sum())
+        square = float((WEIGHTS * (one * (1 - two) + two * (1 - one))).sum())
+        return apart - 4 * math.sqrt((square - apart**2) / count)
+
+    return float(optimize.brentq(missed, -20, middle - 0.01))
+
+
+def right_or_wrong(generator: np.random.Generator, count: int, middles: list[float]) -> np.ndarray:
+    """Draw a chance for each question, and independent answers by it."""
+    odds = np.array(middles) + 1.5 * generator.normal(size=(count, 1))
+    return (generator.random(odds.shape) < special.expit(odds)).astype(float)
+
+
 def upper_bound(found: int, of: int) -> float:
     """Give the upper end of the exact 95 % interval of a rate (Clopper and Pearson)."""
     return float(stats.binomtest(found, of).proportion_ci(0.95, method="exact").high)
@@ -74,6 +111,65 @@ def test_few_runs_make_a_false_claim(size: int, kind: str) -> None:
         found = chosen_leader_p_values(scores, leader, clusters, flips=FEWER_FLIPS)
         false += bool((found <= CHOSEN_LEVEL).any())
     assert upper_bound(false, RUNS) <= 0.07, f"{false} of {RUNS} runs"
+
+
+def test_the_drawn_chances_are_as_planned() -> None:
+    answers = right_or_wrong(np.random.default_rng(1), 20_000, [log_odds(0.8)] * 2)
+    assert answers.mean() == pytest.approx(0.8, abs=0.01)
+    behind = right_or_wrong(
+        np.random.default_rng(2), 40_000, [log_odds(0.9), four_errors_behind(log_odds(0.9), 30)]
+    )
+    gains = behind[:, 0] - behind[:, 1]
+    assert gains.mean() / (gains.std() / math.sqrt(30)) == pytest.approx(4, abs=0.1)
+
+
+@pytest.mark.parametrize("count", [20, 30, 60])
+def test_few_small_sets_of_right_and_wrong_answers_make_a_false_claim(count: int) -> None:
+    generator, false, middles = np.random.default_rng(64), 0, [log_odds(0.8)] * CONFIGURATIONS
+    for _ in range(RUNS):
+        scores = right_or_wrong(generator, count, middles)
+        leader = int(scores.mean(axis=0).argmax())
+        found = chosen_leader_p_values(scores, leader, flips=FEW_FLIPS)
+        false += bool((found <= CHOSEN_LEVEL).any())
+    assert upper_bound(false, RUNS) <= 0.07, f"{false} of {RUNS} runs"
+
+
+@pytest.mark.parametrize(("count", "kind"), [(20, "bounded"), (30, "plain")])
+def test_few_small_sets_make_a_false_claim(count: int, kind: str) -> None:
+    generator, false = np.random.default_rng(64), 0
+    for _ in range(RUNS):
+        scores = equal_scores(generator, kind=kind, count=count)
+        leader = int(scores.mean(axis=0).argmax())
+        found = chosen_leader_p_values(scores, leader, flips=FEW_FLIPS)
+        false += bool((found <= CHOSEN_LEVEL).any())
+    assert upper_bound(false, RUNS) <= 0.07, f"{false} of {RUNS} runs"
+
+
+@pytest.mark.parametrize("ahead", [1, 10])
+@pytest.mark.parametrize("count", [20, 30, 60])
+def test_right_and_wrong_answers_show_four_standard_errors(count: int, ahead: int) -> None:
+    """One configuration, or half of them, is better than the rest; the claims against the rest are counted."""
+    best, runs, found = log_odds(0.9), 150, 0.0
+    middles = [best] * ahead + [four_errors_behind(best, count)] * (CONFIGURATIONS - ahead)
+    generator = np.random.default_rng(66)
+    for _ in range(runs):
+        scores = right_or_wrong(generator, count, middles)
+        leader = int(scores.mean(axis=0).argmax())
+        claimed = chosen_leader_p_values(scores, leader, flips=FEWER_FLIPS) <= CHOSEN_LEVEL
+        found += float(claimed[ahead:].mean()) if leader < ahead else 0.0
+    assert found / runs >= 0.8
+
+
+@pytest.mark.parametrize("count", [20, 30, 60])
+def test_small_sets_show_four_standard_errors(count: int) -> None:
+    generator, runs, found = np.random.default_rng(66), 150, 0.0
+    for _ in range(runs):
+        scores = equal_scores(generator, count=count)
+        scores[:, 0] += 4 * 0.36 * math.sqrt(2 * 0.325 / count)
+        leader = int(scores.mean(axis=0).argmax())
+        claimed = chosen_leader_p_values(scores, leader, flips=FEWER_FLIPS) <= CHOSEN_LEVEL
+        found += float(claimed[1:].mean()) if leader == 0 else 0.0
+    assert found / runs >= 0.8
 
 
 def test_a_naive_comparison_would_make_false_claims() -> None:
@@ -179,6 +275,33 @@ def test_claims_are_those_of_the_slow_way(seed: int) -> None:
     assert chosen_leader_p_values(scores, leader) == pytest.approx(slow_claims(scores, leader), abs=0.009)
 
 
+def test_shuffles_are_those_of_all_orders() -> None:
+    """Three questions and three configurations: 216 ways to hand the scores out, counted by loops."""
+    scores = np.array([[0.9, 0.5, 0.1], [0.8, 0.7, 0.3], [1.0, 0.2, 0.4]])
+    ways = list(itertools.product(itertools.permutations(range(3)), repeat=3))
+    dealt = [np.array([scores[row, list(way[row])] for row in range(3)]) for way in ways]
+
+    def measures(given: np.ndarray) -> tuple[float, float]:
+        front = int(given.sum(axis=0).argmax())
+        gains = given[:, [front]] - given
+        squares = np.sqrt((gains**2).sum(axis=0))
+        ahead = given[:, front] - given.mean(axis=1)
+        largest = max(float(gains[:, place].sum() / squares[place]) for place in range(3) if place != front)
+        return largest, float(ahead.sum() / np.sqrt((ahead**2).sum()))
+
+    found = np.array([measures(one) for one in dealt])
+    contest = _Shuffled(scores - scores.mean(axis=1, keepdims=True), 20_000, 1)
+    contest.enter(1)
+    contest.enter(2)
+    assert contest.scores[0] == pytest.approx((scores - scores.mean(axis=1, keepdims=True)).T, abs=1e-6)
+    drawn = np.column_stack(_shuffled_measures(contest, 3))
+    assert drawn[0] == pytest.approx(measures(scores), abs=1e-5)
+    for measure in range(2):
+        for limit in np.unique(np.round(found[:, measure], 3))[::5]:
+            exact = float((found[:, measure] >= limit - 2e-3).mean())
+            assert float((drawn[:, measure] >= limit - 2e-3).mean()) == pytest.approx(exact, abs=0.015)
+
+
 def test_claims_depend_on_neither_order_nor_difficulty_of_questions() -> None:
     generator = np.random.default_rng(4)
     scores = equal_scores(generator, count=60)
@@ -245,6 +368,16 @@ def test_drawn_flips_are_near_all_flips() -> None:
 
 def test_no_p_value_is_zero() -> None:
     assert sign_flip_p_values(np.ones((200, 1)))[0] == pytest.approx(1 / 10_001)
+
+
+def test_few_questions_that_differ_are_flipped_exactly() -> None:
+    """7 better and 1 worse of 100: the sign test of scipy, since all differences are alike."""
+    gains = np.array([1.0] * 7 + [-1.0] + [0.0] * 92)
+    exact = stats.binomtest(7, 8).pvalue
+    assert exact == pytest.approx(18 / 256)
+    assert sign_flip_p_values(gains[:, None])[0] == pytest.approx(exact, abs=1e-12)
+    both = np.column_stack([gains, np.random.default_rng(1).normal(size=100)])
+    assert sign_flip_p_values(both)[0] == pytest.approx(exact, abs=1e-12)
 
 
 def test_flips_by_document_are_flips_of_sums() -> None:

@@ -53,6 +53,16 @@ def _inverse_norms(
     squares = np.sqrt((parts**2).sum(axis=0))
     return np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 1e-12)
 
+
+def _scale(
+    reached: np.ndarray,  # (flips,) what each reached
+) -> float:  # infinite where that is 0
+    """Give what 95 % of the flips stay below."""
+    place = 0.95 * (len(reached) - 1)
+    low, high = int(place), min(int(place) + 1, len(reached) - 1)
+    ends = np.partition(reached, (low, high))
+    return float(ends[low] + (place - low) * (ends[high] - ends[low])) or np.inf
+
 # %% ../../nbs/03_evaluation/04d_claims.ipynb #7b26f1da
 class _Contest:
     """Follow who leads in each flip while configurations enter."""
@@ -137,13 +147,136 @@ def _steps(
         inverse, spread = _inverse_norms(parts), _inverse_norms(against_all[:, : place + 1])
         contest.enter(place, gains, inverse)
         lead = contest.ahead * spread[contest.top]
-        scales = [float(np.quantile(measure, 0.95)) or np.inf for measure in (contest.reached, lead)]
+        scales = [_scale(contest.reached), _scale(lead)]
         strength, ahead = -gains[0, 0] * inverse[0], against_all[:, 0].sum() * spread[0]
         plain = float((np.abs(gains[:, 0]) >= abs(gains[0, 0]) * _TIE).mean())
         reached = np.maximum(contest.reached / scales[0], lead / scales[1])
         yield _Step(strength, scales[0], reached, plain, max(strength / scales[0], ahead / scales[1]))
 
+# %% ../../nbs/03_evaluation/04d_claims.ipynb #6cca41ef
+class _Shuffled:
+    """Hand out the scores of each group again to the configurations that entered."""
+
+    def __init__(
+        self,
+        parts: np.ndarray,  # (groups, configurations) scores around the mean of their question
+        shuffles: int,  # how often they are handed out; the first time nothing is changed
+        seed: int,  # of the random generator
+    ) -> None:
+        self.parts, self.generator = parts.astype(np.float32), np.random.default_rng(seed)
+        groups, size = parts.shape
+        self.scores = np.empty((shuffles, size, groups), dtype=np.float32)
+        self.scores[:, 0] = self.parts[:, 0]
+        self.sums, self.squares = np.zeros((shuffles, size)), np.zeros((shuffles, size))
+        self.sums[:, 0], self.squares[:, 0] = self.parts[:, 0].sum(), (self.parts[:, 0] ** 2).sum()
+        self.first = size * np.arange(shuffles)[:, None]
+        self.cells = groups * self.first + np.arange(groups)
+
+    def enter(
+        self,
+        place: int,  # of the configuration that enters
+    ) -> None:
+        """Let one more configuration change places with those that are in."""
+        shuffles, _, groups = self.scores.shape
+        swapped = self.generator.integers(0, place + 1, (shuffles, groups), dtype=np.uint16).astype(int)
+        swapped[0] = place
+        given, flat = self.parts[:, place], self.scores.reshape(-1)
+        self.scores[:, place] = given
+        cells = self.cells + groups * swapped
+        taken = flat[cells]
+        flat[cells] = given
+        self.scores[:, place] = taken
+        counted = (self.first + swapped).ravel()
+        for totals, new, old in ((self.sums, given, taken), (self.squares, given**2, taken**2)):
+            totals += np.bincount(counted, (new - old).ravel(), totals.size).reshape(totals.shape)
+            totals[:, place] += old.sum(axis=1)
+
+# %% ../../nbs/03_evaluation/04d_claims.ipynb #5a574b3b
+def _shuffled_measures(
+    contest: _Shuffled,  # with some configurations in
+    size: int,  # how many are in
+) -> tuple[np.ndarray, np.ndarray]:  # (shuffles,) the largest t of each leader, and the t of its lead
+    """Measure how far the leaders of all shuffles are ahead."""
+    sums, squares, rows = contest.sums[:, :size], contest.squares[:, :size], np.arange(len(contest.sums))
+    top = sums.argmax(axis=1)
+    front = contest.scores[rows, top]
+    products = np.matmul(contest.scores[:, :size], front[:, :, None])[:, :, 0]
+    spread = squares + squares[rows, top][:, None] - 2 * products
+    gains = sums[rows, top][:, None] - sums
+    largest = np.where(spread > 1e-6, gains / np.sqrt(np.maximum(spread, 1e-6)), 0.0).max(axis=1)
+    ahead = front - contest.parts[:, :size].mean(axis=1)
+    norms = np.sqrt((ahead**2).sum(axis=1))
+    return largest, ahead.sum(axis=1) / np.maximum(norms, 1e-6)
+
+
+def _t_of(
+    gains: np.ndarray,  # (groups,) what each adds to a difference
+) -> float:  # 0 where nothing differs
+    """Divide a sum by its norm."""
+    return float(gains.sum() * _inverse_norms(gains[:, None])[0])
+
+# %% ../../nbs/03_evaluation/04d_claims.ipynb #46ca1c1f
+_HANDED_OUT, _SHUFFLES = 1_500_000, (200, 1_000)
+
+
+def _shuffle_p_values(
+    scores: np.ndarray,  # (questions, configurations), the leader first, then from near to far
+    labels: np.ndarray,  # (questions,) the group of each question
+    flips: int,  # not more shuffles than this
+    seed: int,  # of the random generator
+) -> tuple[
+    list[float], np.ndarray
+]:  # one for each configuration that enters; the t that each shuffle reached
+    """Test sets of growing size by shuffles."""
+    scored = np.maximum(1, (~np.isnan(scores)).sum(axis=1, keepdims=True))
+    means = np.nansum(scores, axis=1, keepdims=True) / scored
+    parts = grouped_sums(np.nan_to_num(scores - means, nan=0.0), labels)
+    shuffles = min(flips, max(_SHUFFLES[0], min(_SHUFFLES[1], _HANDED_OUT // parts.size)))
+    contest, reached, p_values = _Shuffled(parts, shuffles, seed), np.zeros(shuffles), []
+    for place in range(1, parts.shape[1]):
+        contest.enter(place)
+        largest, lead = _shuffled_measures(contest, place + 1)
+        reached = np.maximum(reached, largest)
+        scales = [_scale(reached), _scale(lead)]
+        ahead = parts[:, 0] - parts[:, : place + 1].mean(axis=1)
+        observed = max(_t_of(parts[:, 0] - parts[:, place]) / scales[0], _t_of(ahead) / scales[1])
+        both = np.maximum(reached / scales[0], lead / scales[1])
+        p_values.append(CHOSEN_LEVEL / CLAIM_LEVEL * float((both >= observed * _TIE).mean()))
+    return p_values, reached
+
 # %% ../../nbs/03_evaluation/04d_claims.ipynb #b767c63c
+_MAY_BE_CLAIMED = 0.1
+
+
+def _confirmed(
+    steps: Sequence[_Step],  # what the flips say, one for each configuration that enters
+    scores: np.ndarray,  # (questions, configurations), the leader first, then from near to far
+    labels: np.ndarray,  # (questions,) the group of each question
+    flips: int,  # how many are drawn
+    seed: int,  # of the random generator
+) -> list[float]:  # p-values, one for each configuration that enters
+    """Join what flips and shuffles say about each configuration."""
+    p_values = [step.p_value() for step in steps]
+    is_behind = any(step.strength < 0 for step in steps)
+    by_shuffles, reached = [0.0] * len(steps), np.zeros(1)
+    if is_behind or p_values[-1] <= _MAY_BE_CLAIMED:
+        by_shuffles, reached = _shuffle_p_values(scores, labels, flips, seed)
+    largest = 0.0
+    for place in reversed(range(len(steps))):
+        step = steps[place]
+        if step.strength >= 0:
+            largest = max(largest, p_values[place], by_shuffles[place])
+            p_values[place] = largest
+        elif not np.isfinite(steps[-1].scale):
+            p_values[place] = 1.0
+        else:
+            behind = -step.strength * _TIE
+            flipped = float((steps[-1].reached >= behind / steps[-1].scale).mean())
+            shuffled = CHOSEN_LEVEL / CLAIM_LEVEL * float((reached >= behind).mean())
+            p_values[place] = max(step.plain, flipped, shuffled)
+    return p_values
+
+# %% ../../nbs/03_evaluation/04d_claims.ipynb #6cfa506e
 def chosen_leader_p_values(
     scores: np.ndarray,  # (questions, configurations), not a number where a score is missing
     leader: int,  # place of the one that was chosen on these questions
@@ -159,13 +292,7 @@ def chosen_leader_p_values(
     parts = _paired(scores, leader, slice(None), labels)
     strengths = parts.sum(axis=0) * _inverse_norms(parts)
     order = [place for place in np.argsort(strengths, kind="stable") if place != leader]
-    steps = list(_steps(scores[:, [leader, *order]], labels, flips, seed))
-    largest = 0.0
-    for place, step in zip(reversed(order), reversed(steps), strict=True):
-        if step.strength >= 0:
-            largest = max(largest, step.p_value())
-            p_values[place] = largest
-        elif np.isfinite(steps[-1].scale):
-            behind = -step.strength / steps[-1].scale * _TIE
-            p_values[place] = max(step.plain, float((steps[-1].reached >= behind).mean()))
+    sorted_scores = scores[:, [leader, *order]]
+    steps = list(_steps(sorted_scores, labels, flips, seed))
+    p_values[order] = _confirmed(steps, sorted_scores, labels, flips, seed)
     return p_values

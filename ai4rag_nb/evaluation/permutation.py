@@ -62,6 +62,20 @@ def flip_blocks(
         yield generator.integers(0, 2, size, dtype=np.int8) * 2.0 - 1.0
 
 # %% ../../nbs/03_evaluation/04c_permutation.ipynb #6a250c5c
+def _shares_as_far(
+    sums: np.ndarray,  # (groups, pairs of configurations) differences
+    flips: int,  # how many are drawn where there are too many to make all
+    seed: int,  # of the random generator
+) -> np.ndarray:  # (pairs of configurations,) shares of flips
+    """Count the flips whose sum is as far from 0 as the observed one."""
+    observed = np.abs(sums.sum(axis=0)) - 1e-9 * np.abs(sums).sum(axis=0)
+    count, as_far = 0, np.zeros(sums.shape[1], dtype=int)
+    for signs in flip_blocks(len(sums), flips, seed):
+        as_far += (np.abs(signs @ sums) >= observed).sum(axis=0)
+        count += len(signs)
+    return as_far / count
+
+
 def sign_flip_p_values(
     differences: np.ndarray,  # (questions, pairs of configurations), not a number where a score is missing
     clusters: Sequence[Sequence[int]] | None = None,  # places of the questions that share documents
@@ -73,12 +87,15 @@ def sign_flip_p_values(
         return np.ones(differences.shape[1])
     labels = grouping(clusters, len(differences)).labels
     sums = grouped_sums(np.nan_to_num(differences, nan=0.0), labels)
-    observed = np.abs(sums.sum(axis=0)) - 1e-9 * np.abs(sums).sum(axis=0)
-    count, as_far = 0, np.zeros(sums.shape[1], dtype=int)
-    for signs in flip_blocks(len(sums), flips, seed):
-        as_far += (np.abs(signs @ sums) >= observed).sum(axis=0)
-        count += len(signs)
-    return as_far / count
+    p_values = np.ones(sums.shape[1])
+    differing = (sums != 0).sum(axis=0)
+    many = differing > EXACT_UP_TO
+    if many.any():
+        p_values[many] = _shares_as_far(sums[:, many], flips, seed)
+    for pair in np.flatnonzero(~many):
+        few = sums[sums[:, pair] != 0, pair]
+        p_values[pair] = _shares_as_far(few[:, None], flips, seed)[0]
+    return p_values
 
 
 def sign_flip_p_value(
