@@ -120,6 +120,8 @@ def as_response(
     """Write an answer as a response of a pipeline."""
     if line is None:
         return {"answer": None, "error": NOT_ANSWERED}
+    if line.contexts is None:
+        return {"answer": line.answer, **line.details}
     chunks = []
     for context in line.contexts:
         found = dict(context) if places is None else places.place(context)
@@ -141,6 +143,7 @@ def answer_notes(
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         notes.append(f"No answer to {counted(len(missing), 'question')}: {listed}.")
+    notes += _context_notes(list(matched.values()))
     chunks = [chunk for one in responses for chunk in one.get("reference_documents") or ()]
     given = [chunk["metadata"]["document_id"] for chunk in chunks]
     if given.count(None):
@@ -152,6 +155,26 @@ def answer_notes(
     if strange:
         listed = ", ".join(strange[:5]) + (", ..." if len(strange) > 5 else "")
         notes.append(f"Contexts are from documents that are not among those given: {listed}.")
+    return notes
+
+
+def _context_notes(
+    lines: Sequence[AnswerLine],  # the answers
+) -> list[str]:  # one sentence each
+    """Tell apart what nobody told from what was not found."""
+    told = [line.contexts for line in lines if line.contexts is not None]
+    untold = sum(line.contexts is None and "error" not in line.details for line in lines)
+    notes = []
+    if untold:
+        notes.append(
+            f"{untold} of {counted(len(lines), 'answer')} do not say what was retrieved ('contexts'): they have no "
+            "score by contexts, documents or evidence."
+        )
+    if told and not any(told):
+        notes.append(
+            "Each list of contexts is empty, which counts as a search that found nothing; leave 'contexts' out "
+            "where it is not known."
+        )
     return notes
 
 # %% ../../nbs/03_evaluation/12b_answers_file.ipynb #193eaaca
