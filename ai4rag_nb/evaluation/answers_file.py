@@ -167,13 +167,13 @@ def _context_notes(
     notes = []
     if untold:
         notes.append(
-            f"{untold} of {counted(len(lines), 'answer')} do not say what was retrieved ('contexts'): they have no "
-            "score by contexts, documents or evidence."
+            f"{untold} of {counted(len(lines), 'answer')} do not say what was retrieved ('contexts'): they "
+            "have no score by contexts, documents or evidence."
         )
     if told and not any(told):
         notes.append(
-            "Each list of contexts is empty, which counts as a search that found nothing; leave 'contexts' out "
-            "where it is not known."
+            "Each list of contexts is empty, which counts as a search that found nothing; leave 'contexts' "
+            "out where it is not known."
         )
     return notes
 

@@ -220,6 +220,19 @@ def _add_report_command(
     _add_shared_arguments(report, "workspace", "json")
 
 
+def _add_export_command(
+    commands: Any,  # where commands are added
+) -> None:
+    """Describe the command that gives answers away."""
+    export = commands.add_parser("export", help="write a pattern's answers for another evaluator")
+    _add_shared_arguments(export, "run")
+    export.add_argument("--form", choices=("ragas", "deepeval"), required=True, help="who reads the file")
+    export.add_argument("--pattern", type=text_given, metavar="NAME", help="the best one without it")
+    said = "a new file: .jsonl has an object a line, others hold a list"
+    export.add_argument("--out", type=place_given, required=True, metavar="FILE", help=said)
+    _add_shared_arguments(export, "json")
+
+
 def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command line
     """Describe every command."""
     parser = argparse.ArgumentParser(
@@ -232,6 +245,7 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     _add_reading_commands(commands)
     _add_report_command(commands)
     _add_evaluate_command(commands)
+    _add_export_command(commands)
     demo = commands.add_parser("demo", help="find the best pipeline for the Python language reference")
     demo.add_argument("--out", type=place_given, metavar="RUN", help="folder for the results")
     demo.add_argument("--max-evals", type=int, metavar="N", help="configurations to evaluate at most")
@@ -243,7 +257,7 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     return parser
 
 # %% ../../nbs/07_serving/02_arguments.ipynb #148de10e
-_LATER = ("stop", "fine-tune", "learn", "feedback", "export", "serve")
+_LATER = ("stop", "fine-tune", "learn", "feedback", "serve")
 
 
 def parse_arguments(
