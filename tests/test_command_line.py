@@ -206,7 +206,10 @@ def test_ask(finished: Any) -> None:
         (["clean", "--workspace", "{none}"], ["no workspace"]),
         (["export", "{none}", "--form", "ragas", "--out", "{none}"], ["does not exist", "--out"]),
         (["export", "{run}", "--form", "ragas", "--pattern", "Patern2", "--out", "{none}"], ["Pattern2"]),
-        (["export", "{run}", "--form", "ragas", "--out", "{docs}"], ["is there already", "Name another file"]),
+        (
+            ["export", "{run}", "--form", "ragas", "--out", "{docs}"],
+            ["is there already", "Name another file"],
+        ),
         (["export", "{run}", "--form", "ragas", "--out", "{none}/a.json"], ["cannot be written"]),
         (["export", "{run}", "--form", "raga", "--out", "{none}"], ["--form", "deepeval"]),
         (["export", "{run}", "--form", "ragas"], ["--out"]),

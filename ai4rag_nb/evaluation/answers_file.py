@@ -5,14 +5,14 @@
 # %% ../../nbs/03_evaluation/12b_answers_file.ipynb #b3486aa2
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .answer_lines import AnswerLine, read_answer_lines
 from .benchmark import BenchmarkData, document_texts
 from .cost_evaluator import CostEvaluator
-from .evaluation_data import build_evaluation_data
+from .evaluation_data import EvaluationData, build_evaluation_data
 from .metrics import DEFAULT_METRICS, BaseEvaluator
 from .overall_score import check_metrics, default_evaluators, evaluate_answers
 from .prices import read_prices
@@ -185,6 +185,8 @@ def evaluate_answers_file(
     documents: Any = None,  # DoclingDocuments, or a mapping from a document's name to its text
     prices: Mapping[str, Any] | Path | str | None = None,  # model -> {"input", "output"} a million tokens
     evaluators: Sequence[BaseEvaluator] = (),  # beside those that need no model
+    on_ready: Callable[[Sequence[EvaluationData], BenchmarkData], None]
+    | None = None,  # called before anything is scored
 ) -> dict[str, Any]:  # "metrics", "question_scores", "answers" and "notes", ready for JSON
     """Score the answers of another system."""
     chosen = [*default_evaluators(), CostEvaluator(read_prices(prices)), *evaluators]
@@ -196,6 +198,8 @@ def evaluate_answers_file(
     places = None if texts is None else ContextPlaces(texts)
     responses = [as_response(matched.get(name), places) for name in questions.questions_ids]
     data = build_evaluation_data(questions, responses, report.evidence if report else None)
+    if on_ready is not None:
+        on_ready(data, questions)
     result = evaluate_answers(data, selected, chosen)
     failed = sum(1 for one in data if one.error is not None)
     counts = {"questions": len(data), "answered": len(data) - failed, "failed": failed}

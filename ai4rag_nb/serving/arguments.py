@@ -173,7 +173,20 @@ def _add_evaluate_command(
     )
     _add_measuring_arguments(evaluate, "such as token_f1 document_recall@5")
     evaluate.add_argument("--documents", type=place_given, metavar="DIR", help="folder with the documents")
-    _add_shared_arguments(evaluate, "json")
+    _add_judge_arguments(evaluate)
+    _add_shared_arguments(evaluate, "workspace", "json")
+
+
+def _add_judge_arguments(
+    parser: argparse.ArgumentParser,  # the parser of `evaluate`
+) -> None:
+    """Describe the model that judges."""
+    said = "a model that judges, as openai:MODEL; what it takes is told first"
+    parser.add_argument("--judge", type=text_given, metavar="SPEC", help=said)
+    said = "requests to the judge at most; what is beyond is not scored"
+    parser.add_argument("--judge-calls", type=int, metavar="N", help=said)
+    said = "try the judge on planted answers first (default)"
+    parser.add_argument("--check-judge", action=argparse.BooleanOptionalAction, default=True, help=said)
 
 # %% ../../nbs/07_serving/02_arguments.ipynb #329a317b
 def _add_reading_commands(
