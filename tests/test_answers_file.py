@@ -19,6 +19,7 @@ from ai4rag_nb.evaluation.overall_score import (
     metric_scores,
     question_values,
 )
+from ai4rag_nb.evaluation.row_checks import NO_CONTEXTS
 from ai4rag_nb.foundations.errors import AI4RAGError, BenchmarkError, InputError
 from ai4rag_nb.indexing.documents import load_documents
 from ai4rag_nb.optimization.preparation import prepare_inputs
@@ -148,6 +149,50 @@ def test_bare_contexts_without_documents_have_no_score_by_documents() -> None:
     assert metric_scores(result, Metrics.CONTEXT_CORRECTNESS)["unscored"] == 1
     assert question_values(result, Metrics.FAITHFULNESS)["open"] == 1.0
     assert [note for note in result["notes"] if note.startswith("2 of 3 contexts do not say")]
+
+
+def test_an_answer_that_does_not_tell_its_contexts_has_no_score_by_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Told: a faithfulness of 1 and a rank of 1. Not told: no score. An empty list: nothing was found, so 0 in both."""
+    told = {"text": TEXTS["valves.md"], "document_id": "valves.md"}
+    one = {"question_id": "open", "answer": "The shift leader", "contexts": [told]}
+    other = {"question_id": "built", "answer": "Ada"}
+    wanted = ["faithfulness", "answer_correctness", "context_correctness", "document_recall@5"]
+    wanted += ["evidence_recall@5", "character_faithfulness", "context_tokens"]
+    by_contexts = [Metrics.by_name(name) for name in wanted if name != "answer_correctness"]
+    for untold in (other, {**other, "contexts": None}):
+        result = evaluate_answers_file([one, untold], BENCHMARK, wanted, TEXTS)
+        for metric in by_contexts:
+            entry = metric_scores(result, metric)
+            assert question_values(result, metric)["built"] is None, metric.name
+            assert entry["reasons"][NO_CONTEXTS] == 1 and entry["scores"]["n"] == 1, metric.name
+        assert metric_scores(result, Metrics.FAITHFULNESS)["scores"]["mean"] == 1.0
+        assert metric_scores(result, Metrics.FAITHFULNESS)["coverage"] == 0.5
+        assert question_values(result, Metrics.ANSWER_CORRECTNESS) == {
+            "open": 1.0,
+            "built": 1.0,
+            "colour": None,
+        }
+        assert any(
+            note.startswith("1 of 2 answers do not say what was retrieved") for note in result["notes"]
+        )
+    empty = evaluate_answers_file([one, {**other, "contexts": []}], BENCHMARK, wanted, TEXTS)
+    assert [question_values(empty, metric)["built"] for metric in by_contexts] == [0.0] * len(by_contexts)
+    assert metric_scores(empty, Metrics.FAITHFULNESS)["scores"]["mean"] == 0.5
+    assert not any("retrieved" in note or "empty" in note for note in empty["notes"])
+    lines = printed(capsys, evaluated(tmp_path, [other, {**one, "contexts": None}]))
+    assert any(line.startswith("Lost in faithfulness") and f"2 x {NO_CONTEXTS}" in line for line in lines)
+    (faithful,) = [line.split() for line in lines if line.startswith("faithfulness")]
+    assert faithful[1] == "-"
+
+
+def test_answers_whose_lists_are_all_empty_are_told_what_that_means() -> None:
+    """A system without a search may write empty lists by habit; the scores are 0, and the note says why."""
+    answers = [{"question_id": "open", "answer": "The shift leader", "contexts": []}]
+    result = evaluate_answers_file(answers, BENCHMARK, ["faithfulness"])
+    assert question_values(result, Metrics.FAITHFULNESS)["open"] == 0.0
+    assert any(note.startswith("Each list of contexts is empty") for note in result["notes"])
 
 
 def test_a_text_that_stands_in_two_documents_is_nobodys() -> None:

@@ -204,6 +204,15 @@ def test_ask(finished: Any) -> None:
         (["show", "{docs}", "Pattern1"], ["holds no run"]),
         (["ask", "{run}", QUESTION, "--workspace", "{none}"], ["no workspace"]),
         (["clean", "--workspace", "{none}"], ["no workspace"]),
+        (["export", "{none}", "--form", "ragas", "--out", "{none}"], ["does not exist", "--out"]),
+        (["export", "{run}", "--form", "ragas", "--pattern", "Patern2", "--out", "{none}"], ["Pattern2"]),
+        (
+            ["export", "{run}", "--form", "ragas", "--out", "{docs}"],
+            ["is there already", "Name another file"],
+        ),
+        (["export", "{run}", "--form", "ragas", "--out", "{none}/a.json"], ["cannot be written"]),
+        (["export", "{run}", "--form", "raga", "--out", "{none}"], ["--form", "deepeval"]),
+        (["export", "{run}", "--form", "ragas"], ["--out"]),
     ],
 )
 def test_reading_commands_refuse_what_is_not_there(
@@ -215,6 +224,37 @@ def test_reading_commands_refuse_what_is_not_there(
     assert status == 2 and output == ""
     assert all(word in errors for word in words), errors
     assert not (folder / "nowhere").exists()
+
+
+def test_the_answers_of_a_pattern_are_given_to_another_evaluator(
+    finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows are those that `evaluation_results.json` holds, under the names of the other evaluators."""
+    folder, service, _ = finished
+    before = paid(service)
+    kept = json.loads((folder / "run" / "Pattern2" / "evaluation_results.json").read_text())
+    names = {
+        "ragas": ("user_input", "response", "retrieved_contexts", "reference"),
+        "deepeval": ("input", "actual_output", "retrieval_context", "expected_output"),
+    }
+    for form, (question, answer, contexts, reference) in names.items():
+        out = tmp_path / f"{form}.jsonl"
+        named = ["export", str(folder / "run"), "--form", form, "--out", str(out)]
+        status, output, errors = ends(capsys, *named, "--pattern", "pattern2")
+        assert (status, errors) == (0, "") and output.startswith("Pattern2: ") and form in output
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [row[question] for row in rows] == [one["question"] for one in kept]
+        assert [row[answer] for row in rows] == [one["answer"] for one in kept]
+        assert [row[contexts] for row in rows] == [one["answer_contexts"] for one in kept]
+        assert [row[reference] for row in rows] == [one["correct_answers"][0] for one in kept]
+        written = out.read_bytes()
+        status, output, errors = ends(capsys, *named)
+        assert (status, output, out.read_bytes()) == (2, "", written) and "move that one away" in errors
+    best = json.loads(ends(capsys, "leaderboard", str(folder / "run"), "--json")[1])["patterns"][0]["name"]
+    named = ["export", str(folder / "run"), "--form", "ragas", "--out", str(tmp_path / "best.json"), "--json"]
+    assert json.loads(ends(capsys, *named)[1])["pattern"] == best
+    assert len(json.loads((tmp_path / "best.json").read_text())) == len(kept)
+    assert paid(service) == before
 
 
 def test_clean_counts_and_drops(tmp_path: Path, stub: OpenAIStub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -628,7 +668,7 @@ def test_the_searches_of_the_store(
     assert status == 2 and "keyword" in errors
 
 
-@pytest.mark.parametrize("name", ["learn", "fine-tune", "serve", "export", "feedback", "stop"])
+@pytest.mark.parametrize("name", ["learn", "fine-tune", "serve", "feedback", "stop"])
 def test_commands_of_later_versions(stub: OpenAIStub, capsys: pytest.CaptureFixture[str], name: str) -> None:
     refused(capsys, stub, [name, "run"], name, "not available yet")
 

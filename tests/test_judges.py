@@ -44,6 +44,7 @@ from ai4rag_nb.foundations.errors import InputError, ModelSettingsError, Stopped
 from ai4rag_nb.foundations.events import StopFlag
 from ai4rag_nb.querying.generation import CachedFoundationModel
 from ai4rag_nb.querying.openai_generation import OpenAIFoundationModel
+from ai4rag_nb.serving.commands import main
 
 GRADED = ReplyForm("graded", (ReplyPart("reason", "why"), ReplyPart("grade", "the grade", (0, 1, 2, 3))))
 
@@ -1423,3 +1424,130 @@ def test_killed_while_a_judge_works_only_calls_in_flight_are_repeated(world: Pat
         subprocess.run(program, env=environment(None, PYTHONPATH=paths, **here), check=True, timeout=300)
         assert service.counts.distinct_chats == 24
         assert 24 <= service.counts.chats <= 24 + 2
+
+
+# --- `evaluate --judge` ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def judged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three of six questions are answered: right, wrong, and right without contexts."""
+    answers = [
+        {"question": FACTS[0][0], "answer": "24 months", "contexts": [FACTS[0][3]]},
+        {"question": FACTS[1][0], "answer": "green", "contexts": [FACTS[1][3]]},
+        {"question": FACTS[2][0], "answer": "17 euro"},
+    ]
+    (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    records = [
+        {
+            "question": question,
+            "correct_answers": [answer],
+            "correct_answer_document_keys": [name],
+            "evidence": [text],
+        }
+        for question, answer, name, text in FACTS
+    ]
+    (tmp_path / "benchmark.json").write_text(json.dumps(records))
+    (tmp_path / "prices.json").write_text('{"stub-chat": {"input": 0, "output": 2}}')
+    (tmp_path / "settings.ini").write_text("[ai4rag_nb]\nrequest_retries = 0\nrequest_timeout_seconds = 5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key-1234")
+    return [
+        "evaluate",
+        "--answers",
+        "answers.jsonl",
+        "--benchmark",
+        "benchmark.json",
+        "--judge",
+        "openai:stub-chat",
+    ]
+
+
+def evaluated(
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    service: OpenAIStub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[dict[str, Any], str]:
+    """Run the command against a service; its result and what it told on the way."""
+    monkeypatch.setenv("OPENAI_BASE_URL", service.base_url)
+    assert main([*arguments, "--json"]) == 0
+    said = capsys.readouterr()
+    return json.loads(said.out), said.err
+
+
+def mean_of(result: dict[str, Any], key: str) -> tuple[float | None, int]:
+    (scores,) = [one["scores"] for one in result["metrics"] if f"{one['evaluator']}:{one['name']}" == key]
+    return scores["mean"], scores["n"]
+
+
+def test_answers_of_others_are_judged_with_the_bound_told_first(
+    judged_files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three answers are three calls of 1,024 tokens at most: 3,072 written, 0.006144 at 2 a million, rounded up 0.0062."""
+    named = ["--metrics", "judge:answer_correctness", "--prices", "prices.json"]
+    with JudgeService(honest) as service:
+        result, told = evaluated([*judged_files, *named, "--no-check-judge"], capsys, service, monkeypatch)
+        assert mean_of(result, "judge:answer_correctness") == (pytest.approx(2 / 3), 3)
+        assert (result["judge"]["planned"]["calls"], result["judge"]["planned"]["written"]) == (3, 3072)
+        assert result["judge"]["calls"] == service.counts.requests == 3
+        assert "takes at most 3 calls, 0 of them to check it" in told
+        assert "at most 0.0062 by the table of prices" in told
+        assert result["judge"]["check"] is None
+        assert any("was not checked" in note for note in result["notes"])
+        assert "test-key-1234" not in json.dumps(result) + told
+        again, _ = evaluated([*judged_files, *named, "--no-check-judge"], capsys, service, monkeypatch)
+        assert again["metrics"] == result["metrics"] and service.counts.requests == 3
+
+
+def test_a_judge_is_checked_before_it_scores_and_doubts_are_noted(
+    judged_files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Careful: no doubts. One that finds everything fine gives 1 to a wrong answer, and the notes say what it failed."""
+    with JudgeService(honest) as service:
+        result, told = evaluated([*judged_files, "--workspace", "one"], capsys, service, monkeypatch)
+        assert result["judge"]["check"]["passed"] and not any("judge" in note for note in result["notes"])
+        assert told.index("takes at most") < told.index("passed the check")
+        assert result["judge"]["calls"] == service.counts.requests <= result["judge"]["planned"]["calls"]
+        names = [f"{one['evaluator']}:{one['name']}" for one in result["metrics"]]
+        assert {f"judge:{one.name}" for one in DEFAULT_CRITERIA} <= set(names)
+        assert "custom:overall_score" not in names, "it would average grades with words"
+        assert mean_of(result, "judge:faithfulness")[1] == 2, "one answer tells no contexts"
+    with JudgeService(careless) as service:
+        result, told = evaluated([*judged_files, "--workspace", "two"], capsys, service, monkeypatch)
+        assert mean_of(result, "judge:answer_correctness") == (1.0, 3)
+        assert not result["judge"]["check"]["passed"] and "did not pass the check" in told
+        assert any("did not pass its check" in note for note in result["notes"])
+
+
+def test_a_judge_keeps_to_its_calls(
+    judged_files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ["--metrics", "judge:answer_correctness", "--no-check-judge", "--judge-calls", "1"]
+    with JudgeService(honest) as service:
+        result, told = evaluated([*judged_files, *named], capsys, service, monkeypatch)
+        assert mean_of(result, "judge:answer_correctness") == (1.0, 1) and service.counts.requests == 1
+        assert "Its budget is 1 calls" in told
+
+
+def test_a_judge_that_cannot_be_asked_is_bad_input(
+    judged_files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JudgeService(honest, api_key="another") as service:
+        monkeypatch.setenv("OPENAI_BASE_URL", service.base_url)
+        assert main(judged_files) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and "Check OPENAI_BASE_URL" in said.err and service.counts.requests <= 1
+        for more, words in (
+            (["--metrics", "token_f1"], "names nothing to judge"),
+            (["--metrics", "judge:answer_corectness"], "Did you mean 'judge:answer_correctness'"),
+            (["--judge", "local:extractive"], "cannot judge"),
+            (["--judge-calls", "-1"], "budget"),
+        ):
+            assert main([*judged_files, *more]) == 2, more
+            said = capsys.readouterr()
+            assert said.out == "" and words in said.err, said.err
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert main(judged_files) == 2 and capsys.readouterr().out == ""
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert main(judged_files) == 2 and "OPENAI_API_KEY" in capsys.readouterr().err

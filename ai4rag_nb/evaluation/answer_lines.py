@@ -34,7 +34,7 @@ class AnswerLine:
     question_id: str | None  # the question's id in the benchmark
     question: str | None  # its text
     answer: Any  # the answer; anything but a text counts as none
-    contexts: list[dict[str, Any]] = field(default_factory=list)  # "text", "document_id", "start", "end"
+    contexts: list[dict[str, Any]] | None = None  # "text", "document_id", "start", "end"; None: not told
     details: dict[str, Any] = field(default_factory=dict)  # refused, error, timings, tokens, model
 
 # %% ../../nbs/03_evaluation/12a_answer_lines.ipynb #472f0b35
@@ -127,7 +127,7 @@ def parse_answer(
     contexts = record.get("contexts")
     if contexts is not None and not isinstance(contexts, list | tuple):
         raise InputError(f"'contexts' is a {type(contexts).__name__}.", remedy="Write a list, best first.")
-    parsed = [parse_context(entry) for entry in contexts or ()]
+    parsed = None if contexts is None else [parse_context(entry) for entry in contexts]
     return AnswerLine(number, identifier, question, record.get("answer"), parsed, parse_details(record))
 
 # %% ../../nbs/03_evaluation/12a_answer_lines.ipynb #e04e32ef

@@ -5,14 +5,14 @@
 # %% ../../nbs/03_evaluation/12b_answers_file.ipynb #b3486aa2
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .answer_lines import AnswerLine, read_answer_lines
 from .benchmark import BenchmarkData, document_texts
 from .cost_evaluator import CostEvaluator
-from .evaluation_data import build_evaluation_data
+from .evaluation_data import EvaluationData, build_evaluation_data
 from .metrics import DEFAULT_METRICS, BaseEvaluator
 from .overall_score import check_metrics, default_evaluators, evaluate_answers
 from .prices import read_prices
@@ -120,6 +120,8 @@ def as_response(
     """Write an answer as a response of a pipeline."""
     if line is None:
         return {"answer": None, "error": NOT_ANSWERED}
+    if line.contexts is None:
+        return {"answer": line.answer, **line.details}
     chunks = []
     for context in line.contexts:
         found = dict(context) if places is None else places.place(context)
@@ -141,6 +143,7 @@ def answer_notes(
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         notes.append(f"No answer to {counted(len(missing), 'question')}: {listed}.")
+    notes += _context_notes(list(matched.values()))
     chunks = [chunk for one in responses for chunk in one.get("reference_documents") or ()]
     given = [chunk["metadata"]["document_id"] for chunk in chunks]
     if given.count(None):
@@ -154,6 +157,26 @@ def answer_notes(
         notes.append(f"Contexts are from documents that are not among those given: {listed}.")
     return notes
 
+
+def _context_notes(
+    lines: Sequence[AnswerLine],  # the answers
+) -> list[str]:  # one sentence each
+    """Tell apart what nobody told from what was not found."""
+    told = [line.contexts for line in lines if line.contexts is not None]
+    untold = sum(line.contexts is None and "error" not in line.details for line in lines)
+    notes = []
+    if untold:
+        notes.append(
+            f"{untold} of {counted(len(lines), 'answer')} do not say what was retrieved ('contexts'): they "
+            "have no score by contexts, documents or evidence."
+        )
+    if told and not any(told):
+        notes.append(
+            "Each list of contexts is empty, which counts as a search that found nothing; leave 'contexts' "
+            "out where it is not known."
+        )
+    return notes
+
 # %% ../../nbs/03_evaluation/12b_answers_file.ipynb #193eaaca
 def evaluate_answers_file(
     answers: Path | str | Sequence[Mapping[str, Any]],  # a .jsonl or .json file, or the objects themselves
@@ -162,6 +185,8 @@ def evaluate_answers_file(
     documents: Any = None,  # DoclingDocuments, or a mapping from a document's name to its text
     prices: Mapping[str, Any] | Path | str | None = None,  # model -> {"input", "output"} a million tokens
     evaluators: Sequence[BaseEvaluator] = (),  # beside those that need no model
+    on_ready: Callable[[Sequence[EvaluationData], BenchmarkData], None]
+    | None = None,  # called before anything is scored
 ) -> dict[str, Any]:  # "metrics", "question_scores", "answers" and "notes", ready for JSON
     """Score the answers of another system."""
     chosen = [*default_evaluators(), CostEvaluator(read_prices(prices)), *evaluators]
@@ -173,6 +198,8 @@ def evaluate_answers_file(
     places = None if texts is None else ContextPlaces(texts)
     responses = [as_response(matched.get(name), places) for name in questions.questions_ids]
     data = build_evaluation_data(questions, responses, report.evidence if report else None)
+    if on_ready is not None:
+        on_ready(data, questions)
     result = evaluate_answers(data, selected, chosen)
     failed = sum(1 for one in data if one.error is not None)
     counts = {"questions": len(data), "answered": len(data) - failed, "failed": failed}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .context_size import context_tokens
 from .metrics import BaseEvaluator, Metrics, RAGMetric, Unscored, Value, build_result
 from .prices import Price, find_price, read_prices
-from .row_checks import answer_fault, not_texts
+from .row_checks import NO_CONTEXTS, answer_fault, not_texts
 from ..foundations.texts import content_key
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def cost_value(
     """Measure what one answer took."""
     if metric == Metrics.CONTEXT_TOKENS:
         fault = not_texts(data.contexts, "contexts") or ("" if data.contexts else data.error)
+        fault = fault or ("" if data.contexts_known else NO_CONTEXTS)
         return Unscored(fault) if fault else context_tokens([data.contexts]) or 0.0
     fault = answer_fault(data)
     if fault:

@@ -40,6 +40,7 @@ class EvaluationData:
     context_spans: list[tuple[int | None, int | None]] = field(default_factory=list)  # places of the contexts
     context_parts: list[tuple[tuple[int, int], ...]] = field(default_factory=list)  # what is left of them
     evidence: tuple[EvidenceItem, ...] = ()  # passages that hold the answer, with their places
+    contexts_known: bool = True  # false when nobody told what was retrieved; no contexts may be known, too
     answerable: bool = True  # false when the documents do not answer it
     refused: bool = False  # true when the pipeline declined to answer
     error: str | None = None  # why there is no answer
@@ -151,6 +152,7 @@ def _join(
         context_spans=[span for _, _, span, _ in parts],
         context_parts=[left for *_, left in parts],
         evidence=evidence,
+        contexts_known=response.get("reference_documents") is not None,
         answerable=benchmark_data.answerable[number],
         refused=not error and (is_refusal(answer or "") if refused is None else bool(refused)),
         error=error,

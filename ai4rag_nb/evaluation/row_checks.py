@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ai4rag_nb.evaluation.evaluation_data import EvaluationData
 
 # %% auto #0
-__all__ = ['NO_ANSWER', 'NO_TRUTHS', 'NO_DOCUMENTS', 'UNKNOWN_DOCUMENTS', 'not_texts', 'as_names', 'answer_fault',
+__all__ = ['NO_ANSWER', 'NO_CONTEXTS', 'NO_TRUTHS', 'NO_DOCUMENTS', 'UNKNOWN_DOCUMENTS', 'not_texts', 'as_names', 'answer_fault',
            'effective_answer', 'why_unscored', 'names_fault', 'documents_fault']
 
 # %% ../../nbs/03_evaluation/08a_row_checks.ipynb #0b4bcfd5
@@ -41,6 +41,7 @@ def as_names(
 
 # %% ../../nbs/03_evaluation/08a_row_checks.ipynb #d9f535cb
 NO_ANSWER = "no answer was given"
+NO_CONTEXTS = "the answer does not say what was retrieved"
 NO_TRUTHS = "no correct answer is known"
 NO_DOCUMENTS = "no correct document is known"
 UNKNOWN_DOCUMENTS = "the contexts do not say which documents they are from"
@@ -85,6 +86,8 @@ def _needed_fault(
     needs: str,  # "contexts", "truths", "documents", "evidence" or nothing
 ) -> str:  # what is wrong; empty where nothing is
     """Say what is wrong with the part that a metric reads."""
+    if needs in ("contexts", "documents", "evidence") and not data.contexts_known:
+        return NO_CONTEXTS
     if needs == "contexts":
         return not_texts(data.contexts, "contexts")
     if needs == "truths":

@@ -173,7 +173,20 @@ def _add_evaluate_command(
     )
     _add_measuring_arguments(evaluate, "such as token_f1 document_recall@5")
     evaluate.add_argument("--documents", type=place_given, metavar="DIR", help="folder with the documents")
-    _add_shared_arguments(evaluate, "json")
+    _add_judge_arguments(evaluate)
+    _add_shared_arguments(evaluate, "workspace", "json")
+
+
+def _add_judge_arguments(
+    parser: argparse.ArgumentParser,  # the parser of `evaluate`
+) -> None:
+    """Describe the model that judges."""
+    said = "a model that judges, as openai:MODEL; what it takes is told first"
+    parser.add_argument("--judge", type=text_given, metavar="SPEC", help=said)
+    said = "requests to the judge at most; what is beyond is not scored"
+    parser.add_argument("--judge-calls", type=int, metavar="N", help=said)
+    said = "try the judge on planted answers first (default)"
+    parser.add_argument("--check-judge", action=argparse.BooleanOptionalAction, default=True, help=said)
 
 # %% ../../nbs/07_serving/02_arguments.ipynb #329a317b
 def _add_reading_commands(
@@ -220,6 +233,19 @@ def _add_report_command(
     _add_shared_arguments(report, "workspace", "json")
 
 
+def _add_export_command(
+    commands: Any,  # where commands are added
+) -> None:
+    """Describe the command that gives answers away."""
+    export = commands.add_parser("export", help="write a pattern's answers for another evaluator")
+    _add_shared_arguments(export, "run")
+    export.add_argument("--form", choices=("ragas", "deepeval"), required=True, help="who reads the file")
+    export.add_argument("--pattern", type=text_given, metavar="NAME", help="the best one without it")
+    said = "a new file: .jsonl has an object a line, others hold a list"
+    export.add_argument("--out", type=place_given, required=True, metavar="FILE", help=said)
+    _add_shared_arguments(export, "json")
+
+
 def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command line
     """Describe every command."""
     parser = argparse.ArgumentParser(
@@ -232,6 +258,7 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     _add_reading_commands(commands)
     _add_report_command(commands)
     _add_evaluate_command(commands)
+    _add_export_command(commands)
     demo = commands.add_parser("demo", help="find the best pipeline for the Python language reference")
     demo.add_argument("--out", type=place_given, metavar="RUN", help="folder for the results")
     demo.add_argument("--max-evals", type=int, metavar="N", help="configurations to evaluate at most")
@@ -243,7 +270,7 @@ def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command
     return parser
 
 # %% ../../nbs/07_serving/02_arguments.ipynb #148de10e
-_LATER = ("stop", "fine-tune", "learn", "feedback", "export", "serve")
+_LATER = ("stop", "fine-tune", "learn", "feedback", "serve")
 
 
 def parse_arguments(

@@ -106,6 +106,7 @@ _COMMANDS = {
     "evaluate": "scoring",
     "compare": "scoring",
     "report": "report_command",
+    "export": "export_command",
     "clean": "cleaning",
 }
 

@@ -16,7 +16,7 @@ from ..evaluation.cost_evaluator import NO_MODEL, NO_TIMES, NO_TOKENS
 from ..evaluation.lost_questions import lost_lines
 from ..evaluation.metrics import DEFAULT_METRICS
 from ..evaluation.overall_score import check_metrics, default_evaluators
-from ..evaluation.prices import read_prices
+from ..evaluation.prices import Price, read_prices
 from ..evaluation.row_checks import UNKNOWN_DOCUMENTS
 from ..evaluation.shown_values import shown_value
 from ai4rag_nb.evaluation.wording import (
@@ -91,15 +91,43 @@ def missing_inputs(
     return sorted(advice)
 
 # %% ../../nbs/07_serving/06b_scoring.ipynb #7aa1ba69
+def _read_inputs(
+    arguments: argparse.Namespace,  # the options of `evaluate`
+) -> tuple[BenchmarkData, Any]:  # the questions, and the documents or None
+    """Read what answers are held against."""
+    benchmark = BenchmarkData.from_file(arguments.benchmark)
+    return benchmark, load_documents(arguments.documents) if arguments.documents else None
+
+
+def _judged(
+    arguments: argparse.Namespace,  # the options of `evaluate`
+    prices: Mapping[str, Price],  # the table of prices; may be empty
+) -> tuple[BenchmarkData, dict[str, Any]]:  # the questions and the result
+    """Score a file with answers by a judging model, too; its modules are loaded only here."""
+    from ai4rag_nb.serving.judging import doubts, judge_record, opened_judge
+
+    with opened_judge(arguments, prices) as session:
+        assert session is not None
+        benchmark, documents = _read_inputs(arguments)
+        given = (arguments.answers, benchmark, session.metrics, documents, prices, [session.judge])
+        result = evaluate_answers_file(*given, on_ready=session.prepare)
+        result["notes"] += doubts(session)
+        return benchmark, {**result, "judge": judge_record(session)}
+
+
 def evaluate_command(
     arguments: argparse.Namespace,  # the options of `evaluate`
 ) -> int:  # the exit status
     """Score a file with answers."""
-    wanted, prices = arguments.metrics or None, read_prices(arguments.prices)
-    check_metrics(wanted or DEFAULT_METRICS, default_evaluators())
-    benchmark = BenchmarkData.from_file(arguments.benchmark)
-    documents = load_documents(arguments.documents) if arguments.documents else None
-    result = evaluate_answers_file(arguments.answers, benchmark, wanted, documents, prices)
+    prices, result = read_prices(arguments.prices), {}
+    if arguments.judge is None:
+        check_metrics(arguments.metrics or DEFAULT_METRICS, default_evaluators())
+        benchmark, documents = _read_inputs(arguments)
+        result = evaluate_answers_file(
+            arguments.answers, benchmark, arguments.metrics or None, documents, prices
+        )
+    else:
+        benchmark, result = _judged(arguments, prices)
     given = {"prices": arguments.prices, "documents": arguments.documents}
     result["notes"] += missing_inputs(result["metrics"], given, any(benchmark.evidence))
     print(as_json(result) if arguments.json else plain(evaluated_text(result)))
