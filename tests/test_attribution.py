@@ -302,6 +302,33 @@ def test_a_paid_model_is_asked_when_it_is_allowed_and_never_twice(
         cache.close()
 
 
+def test_a_price_is_the_most_that_can_be_paid(opened: Callable[..., Any], tmp_path: Path) -> None:
+    """Two equal questions and one with a document that is too long: 2 calls at most, 1 where all goes well."""
+    retriever = Retriever(opened(rank=5), number_of_chunks=2)
+    first = answered(retriever, Reader())[0]
+    long = replace(answered(retriever, Reader(), evidence=False)[0], question_id="q3")
+    data = [first, replace(first, question_id="q2"), long]
+    short = AttributionSettings(gold_characters=10)
+    with OpenAIStub(planned=lambda body: "At 21:40.") as stub:
+        paid = OpenAIFoundationModel("stub-chat", stub.client())
+        cache = Cache.open(tmp_path / "cache.db")
+        alone = attribution_cost(data[:1], retriever, paid, cache=cache)
+        cost = attribution_cost(data, retriever, paid, short, cache=cache)
+        assert (cost.questions, cost.answers, cost.shared, cost.bare, cost.kept) == (3, 2, 1, 1, 0)
+        assert cost.tokens == 2 * alone.tokens
+        said = f"3 questions went wrong: at most 2 calls to {paid.name}, about {cost.tokens:,} tokens; "
+        said += "1 of them repeats another one and as a rule takes its answer; "
+        assert str(cost) == said + "1 without a right passage to ask with."
+        asked = replace(short, ask=True)
+        attribute(data, retriever, paid, asked, cache=cache, show=None)
+        assert stub.counts.chats == 1, "the equal question takes the answer"
+        again = attribution_cost(data, retriever, paid, short, cache=cache)
+        assert (again.answers, again.shared, again.kept) == (0, 0, 2)
+        cache.close()
+        without = attribution_cost(data, retriever, paid, short)
+        assert (without.answers, without.shared) == (2, 0), "nothing is shared without a memory"
+
+
 def test_stages_that_ask_a_paid_model_do_not_run_again_unasked(opened: Callable[..., Any]) -> None:
     with OpenAIStub(planned=lambda body: "another question") as stub:
         paid = OpenAIFoundationModel("stub-chat", stub.client())

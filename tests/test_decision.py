@@ -415,6 +415,32 @@ def test_the_command_prices_and_asks_as_python_does(
         assert "fewer than 10" in output and "Why answers went wrong" in output
 
 
+def test_the_command_writes_the_page_again_with_the_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with service(monkeypatch):
+        experiment = hard_experiment(tmp_path, 1)
+        experiment.search()
+        experiment.close()
+        run, page = str(tmp_path / "run"), tmp_path / "run" / "report.html"
+        page.write_text("an old page")
+        assert main(["report", run, "--metric", "token_f1", "--no-attribute"]) == 0
+        assert "stays as it was" in capsys.readouterr().err and page.read_text() == "an old page"
+        assert main(["report", run, "--metric", "overall_score"]) == 0
+        assert f"The page was written again: {page}\n" in capsys.readouterr().err
+        said = page.read_text()
+        assert "was not looked at" in said and f"{HARD} questions went wrong: {HARD} calls to" in said
+        assert main(["report", run, "--attribute", "--json"]) == 0
+        output = capsys.readouterr()
+        assert f"again, with the reasons of wrong answers: {page}\n" in output.err
+        found, said = json.loads(output.out)["causes"]["rows"], page.read_text()
+        assert len(found) == HARD
+        for row in found:
+            assert said.count(f">{row['question_id']}<") and row["note"][:20] in said
+        assert main(["report", run, "--no-attribute"]) == 0
+        assert "Why answers went wrong" in page.read_text(), "what was found stays in the page"
+
+
 def test_the_command_refuses_what_it_cannot_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

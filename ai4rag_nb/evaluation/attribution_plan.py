@@ -121,7 +121,8 @@ def plan_attribution(
     gold = {place: gold_context(data[place], chunks, settings.gold_characters) for place in followed}
     gold = {place: texts for place, texts in gold.items() if texts}
     requests = [(data[place].question, texts) for place, texts in gold.items()]
-    cost = replace(_price(requests, model, retriever), questions=len(followed))
+    bare = 0 if model is None else len(followed) - len(gold)
+    cost = replace(_price(requests, model, retriever), questions=len(followed), bare=bare)
     return AttributionPlan(known, wrong, followed, chunks, gold, cost)
 
 # %% ../../nbs/03_evaluation/31b_attribution_plan.ipynb #e5a0a6e0
@@ -145,19 +146,20 @@ def _price(
     model: BaseFoundationModel | None,  # that answers them
     retriever: Retriever,  # of the pipeline
 ) -> AttributionCost:  # without the number of questions
-    """Count the calls that are not in memory."""
+    """Count the calls that are not in memory; equal ones too, because a call that fails is made again."""
     stages = tuple(asking_stages(retriever))
     if model is None:
         return AttributionCost(stages=stages)
     new = unanswered(model, requests) if isinstance(model, CachedFoundationModel) else list(requests)
+    asked = [request for request in requests if request in new]
     texts = [
         str(message["content"])
-        for question, contexts in new
+        for question, contexts in asked
         for message in model.build_messages(question, contexts)
     ]
     tokens = sum(CharacterCounter().count_many(texts)) if texts else 0
-    kept = len(requests) - len(new)
-    return AttributionCost(0, len(new), kept, tokens, model.name, is_free(model), stages)
+    counts = (0, len(asked), len(requests) - len(asked), tokens)
+    return AttributionCost(*counts, model.name, is_free(model), stages, shared=len(asked) - len(new))
 
 # %% ../../nbs/03_evaluation/31b_attribution_plan.ipynb #7f05fc7a
 def attribution_cost(

@@ -44,18 +44,26 @@ class AttributionCost:
     """Hold what an attribution will ask for."""
 
     questions: int = 0  # questions that went wrong and are followed
-    answers: int = 0  # calls to the answering model: a gold context each, at most
+    answers: int = 0  # calls to the answering model at most: a gold context each
     kept: int = 0  # answers that are in memory already
     tokens: int = 0  # tokens of these prompts, estimated from their characters
     model: str = ""  # who is asked; empty without a model
     free: bool = True  # whether it runs here
     stages: tuple[str, ...] = ()  # stages of the retrieval that ask a paid model again
+    shared: int = 0  # of these calls: those that ask what another one asks, and as a rule take its answer
+    bare: int = 0  # followed questions without a context that could be given, which are not asked again
 
     def __str__(self) -> str:
         """Write the price in a sentence or two."""
-        kept = f"; {counted(self.kept, 'answer')} from memory" if self.kept else ""
-        asked = f"{counted(self.answers, 'call')} to {self.model or 'no model'}, about {self.tokens:,} tokens"
-        said = f"{counted(self.questions, 'question')} went wrong: {asked}{kept}."
+        most = "at most " if self.shared else ""
+        calls = f"{most}{counted(self.answers, 'call')} to {self.model or 'no model'}"
+        parts = [f"{calls}, about {self.tokens:,} tokens"]
+        if self.shared:
+            verbs = ("repeats", "takes") if self.shared == 1 else ("repeat", "take")
+            parts.append(f"{self.shared} of them {verbs[0]} another one and as a rule {verbs[1]} its answer")
+        parts += [f"{counted(self.kept, 'answer')} from memory"] if self.kept else []
+        parts += [f"{self.bare} without a right passage to ask with"] if self.bare else []
+        said = f"{counted(self.questions, 'question')} went wrong: {'; '.join(parts)}."
         named = " and ".join(f"'{name}'" for name in self.stages)
         again = f" The retrieval asks again for each of them in {named}." if named else ""
         return said + again + (" This costs nothing." if self.free and not self.stages else "")

@@ -8,9 +8,14 @@ __all__ = ['report_command']
 # %% ../../nbs/07_serving/06d_report_command.ipynb #25ff17b4
 import argparse
 import sys
+from pathlib import Path
 
+from ..foundations.errors import AI4RAGError
+from ..optimization.decision import DecisionReport
 from ..optimization.open_run import open_run
+from ..optimization.results import ExperimentResults
 from .printing import as_json, plain
+from .run_report import write_run_report
 
 # %% ../../nbs/07_serving/06d_report_command.ipynb #b4bc833b
 def _tell(
@@ -27,6 +32,24 @@ def _count(
     """Say how far it is, at the end and every ten answers."""
     if done == total or done % 10 == 0:
         _tell(f"Asked again with the right passages: {done} of {total}")
+
+# %% ../../nbs/07_serving/06d_report_command.ipynb #157ec436
+def _write_page(
+    folder: Path,  # the run folder
+    results: ExperimentResults,  # what its search found out
+    decision: DecisionReport,  # what was printed
+) -> None:
+    """Write the page of a run again, and say where it lies."""
+    if decision.metric != results.optimization_metric:
+        metric = results.optimization_metric.rpartition(":")[2]
+        return _tell(f"The page {folder / 'report.html'} is by {metric} and stays as it was.")
+    try:
+        page = write_run_report(folder, results, decision)
+    except (OSError, AI4RAGError) as error:
+        return _tell(f"The page could not be written again: {error}")
+    causes = decision.causes
+    reasons = ", with the reasons of wrong answers" if causes is not None and causes.is_found else ""
+    return _tell(f"The page was written again{reasons}: {page}")
 
 
 def report_command(
@@ -46,5 +69,6 @@ def report_command(
         )
         _tell(f"There is no report yet, and the run is as it was.{quicker}")
         raise
-    print(as_json(found.to_dict()) if arguments.json else plain(str(found)))
+    print(as_json(found.to_dict()) if arguments.json else plain(str(found)), flush=True)
+    _write_page(Path(arguments.run), results, found)
     return 0

@@ -7,6 +7,7 @@ __all__ = ['trial_events', 'run_events', 'run_state', 'write_run_report']
 
 # %% ../../nbs/07_serving/04_run_report.ipynb #57e76053
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ai4rag_nb.foundations.events import (
     TrialStarted,
 )
 from ..optimization.cause_search import known_causes
-from ..optimization.decision import decision_report
+from ..optimization.decision import DecisionReport, decision_report
 from ..optimization.open_run import read_results, require_run
 from ..optimization.results import ExperimentResults
 from ..optimization.run_store import EvaluationResult, RunStore, get_trials
@@ -88,10 +89,15 @@ def run_state(
 def write_run_report(
     folder: str | Path,  # a run folder
     results: ExperimentResults | None = None,  # its results; read from the folder without them
+    decision: DecisionReport | None = None,  # what `results.report()` gave; made anew without it
 ) -> Path:  # the file, `report.html` in the folder
-    """Write the report of a stored run into its folder."""
+    """Write the report of a stored run into its folder, in place of an earlier one."""
     found = read_results(folder) if results is None else results
-    decided = decision_report(found, causes=known_causes(found)) if found.get_best_evaluations() else None
+    decided = decision
+    if decided is None and found.get_best_evaluations():
+        decided = decision_report(found)
+    if decided is not None and decided.causes is None:
+        decided = replace(decided, causes=known_causes(found))
     held_out = {"evaluation": {"metrics": found.held_out["metrics"]}} if found.held_out else None
     return write_report(
         Path(folder) / "report.html",
