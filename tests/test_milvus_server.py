@@ -6,7 +6,6 @@ BM25 and hybrid search run over the server of Milvus Lite; dense search, limits 
 import base64
 import logging
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -30,6 +29,7 @@ from servers import (
     MilvusLiteServer,
     MilvusProcess,
     MilvusServer235,
+    make_certificates,
     milvus_lite_server,
     real_milvus,
 )
@@ -379,35 +379,6 @@ class TestSecrets:
         monkeypatch.delenv("MILVUS_URI")
         with pytest.raises(InputError, match="MILVUS_URI is not set"):
             MilvusConfig.from_env()
-
-
-def make_certificates(folder: Path) -> None:
-    """Make an authority (ca.pem), a server certificate of it for loopback, and another authority."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("there is no openssl to make certificates with")
-
-    def run(*words: str) -> None:
-        subprocess.run([str(program), *words], cwd=folder, check=True, capture_output=True)
-
-    new = ("req", "-newkey", "rsa:2048", "-nodes")
-    for name in ("ca", "other"):
-        run(
-            *new,
-            "-x509",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={name}",
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.pem",
-        )
-    run(*new, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-    run("x509", "-req", "-in", "server.csr", *signing, "-out", "server.pem")
 
 
 class TlsProxy:
