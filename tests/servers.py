@@ -40,6 +40,35 @@ def free_port() -> int:
     raise RuntimeError("there is no free port")
 
 
+def make_certificates(folder: Path) -> None:
+    """Make an authority (ca.pem), a server certificate of it for loopback, and another authority."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl to make certificates with")
+
+    def run(*words: str) -> None:
+        subprocess.run([str(program), *words], cwd=folder, check=True, capture_output=True)
+
+    new = ("req", "-newkey", "rsa:2048", "-nodes")
+    for name in ("ca", "other"):
+        run(
+            *new,
+            "-x509",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+        )
+    run(*new, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+    run("x509", "-req", "-in", "server.csr", *signing, "-out", "server.pem")
+
+
 def wait_for(ready: Callable[[], bool], process: subprocess.Popen, log: Path, seconds: float = 180) -> None:
     """Wait until a server answers; show the end of its log when it does not."""
     answered: list[bool] = []

@@ -913,6 +913,57 @@ def test_a_file_of_fifty_megabytes_is_skipped_unopened(tmp_path):
     assert len(load_documents(tmp_path, most_megabytes=49)) == 2
 
 
+LARGE = """
+import json, resource, sys
+from ai4rag_nb.indexing.documents import load_documents
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loaded = load_documents(sys.argv[1], most_megabytes=float(sys.argv[2]))
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+texts = [document.source_text for document in loaded]
+print(json.dumps([len(texts), sum(map(len, texts)), loaded.skipped, loaded.ignored, grown / 1000]))
+"""
+
+
+def loaded_apart(folder: Path, most_megabytes: int) -> tuple[int, int, list[list[str]], list[str], float]:
+    """Read a folder in a process of its own: documents, characters, skipped, ignored, megabytes of memory."""
+    command = [sys.executable, "-c", LARGE, str(folder), str(most_megabytes)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    documents, characters, skipped, ignored, grown = json.loads(done.stdout.splitlines()[-1])
+    return documents, characters, skipped, ignored, grown
+
+
+@pytest.mark.parametrize("content", ["text", "random", "zeros"])
+def test_large_files_among_documents(tmp_path, content):
+    """Unopened by default. Where a user allows them, text is read whole and binary data is named, both within bounds."""
+    (tmp_path / "small.md").write_text("# Lamp\n\nThe lamp is red.\n")
+    size = 50_000_000
+    made = {"text": b"word " * (size // 5), "random": os.urandom(size), "zeros": bytes(size)}[content]
+    (tmp_path / "large.txt").write_bytes(made)
+    (tmp_path / "large.bin").write_bytes(made)
+    documents, characters, skipped, ignored, grown = loaded_apart(tmp_path, 50)
+    assert (documents, characters, ignored) == (1, 25, ["large.bin"])
+    assert [name for name, _ in skipped] == ["large.txt"] and "most_megabytes=51" in skipped[0][1]
+    assert grown < 20, "nothing of it was read"
+    documents, characters, skipped, ignored, grown = loaded_apart(tmp_path, 51)
+    if content == "text":
+        assert (documents, characters, skipped) == (2, 25 + size, [])
+    else:
+        assert (documents, skipped) == (1, [["large.txt", "it is binary, not text"]])
+    assert ignored == ["large.bin"] and grown < 6 * size / 1e6
+
+
+@pytest.mark.skipif(
+    "slow" not in os.environ.get("AI4RAG_NB_FLAGS", ""), reason="takes a minute; AI4RAG_NB_FLAGS=slow runs it"
+)
+def test_a_large_text_of_many_paragraphs(tmp_path):
+    """Read and cut whole, with no more memory than some copies of it."""
+    paragraph = "The pump has a valve of brass, which opens at four bar and closes at two. " * 6
+    (tmp_path / "large.txt").write_text(f"{paragraph}\n\n" * (50_000_000 // (len(paragraph) + 2)))
+    documents, characters, skipped, _, grown = loaded_apart(tmp_path, 60)
+    assert documents == 1 and characters > 49_000_000 and not skipped and grown < 20 * 50
+
+
 def test_damaged_docling_documents(tmp_path):
     good = odd_document().export_to_dict()
     (tmp_path / "good.json").write_text(json.dumps(good))

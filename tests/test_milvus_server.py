@@ -6,7 +6,6 @@ BM25 and hybrid search run over the server of Milvus Lite; dense search, limits 
 import base64
 import logging
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -30,6 +29,7 @@ from servers import (
     MilvusLiteServer,
     MilvusProcess,
     MilvusServer235,
+    make_certificates,
     milvus_lite_server,
     real_milvus,
 )
@@ -379,35 +379,6 @@ class TestSecrets:
         monkeypatch.delenv("MILVUS_URI")
         with pytest.raises(InputError, match="MILVUS_URI is not set"):
             MilvusConfig.from_env()
-
-
-def make_certificates(folder: Path) -> None:
-    """Make an authority (ca.pem), a server certificate of it for loopback, and another authority."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("there is no openssl to make certificates with")
-
-    def run(*words: str) -> None:
-        subprocess.run([str(program), *words], cwd=folder, check=True, capture_output=True)
-
-    new = ("req", "-newkey", "rsa:2048", "-nodes")
-    for name in ("ca", "other"):
-        run(
-            *new,
-            "-x509",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={name}",
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.pem",
-        )
-    run(*new, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-    run("x509", "-req", "-in", "server.csr", *signing, "-out", "server.pem")
 
 
 class TlsProxy:
@@ -782,3 +753,69 @@ class TestExperiment:
             broken.close()
             whole.close()
         MilvusServerStore.drop_collections(config, list(MilvusServerStore.list_collections(config)))
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from store_contract import HashModel, random_chunks
+from ai4rag_nb.foundations.errors import AI4RAGError
+from ai4rag_nb.indexing.vector_store import MilvusConfig, get_vector_store
+
+uri, number, start = sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+config = MilvusConfig(uri, keyword="bm25", timeout_seconds=60)
+with get_vector_store(HashModel(4), config, "ai4rag_crowd") as store:
+    print("ready", flush=True)
+    while not start.exists():
+        time.sleep(0.005)
+    try:
+        for part in range(3):
+            name = f"{number}-{part}.md"
+            store.add_documents(random_chunks(12, seed=10 * number + part, document=name))
+        print("done", flush=True)
+    except AI4RAGError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("writers", [4])
+def test_processes_that_write_our_weights_at_once_are_told(
+    milvus_lite_server: MilvusLiteServer, tmp_path: Path, writers: int
+) -> None:
+    """A Milvus server knows no turns: nobody is told that all is well while weights are wrong, and one call mends them."""
+    config, model = config_of(milvus_lite_server, keyword="bm25"), HashModel(4)
+    first = random_chunks(30, document="first.md")
+    with get_vector_store(model, config, "ai4rag_crowd") as store:
+        store.add_documents(first)
+    command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), milvus_lite_server.uri]
+    started = [
+        subprocess.Popen([*command, str(number), str(tmp_path / "go")], stdout=subprocess.PIPE, text=True)
+        for number in range(1, writers + 1)
+    ]
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    (tmp_path / "go").touch()
+    said = [process.communicate(timeout=120)[0].strip() for process in started]
+    refused = [words for words in said if words != "done"]
+    assert all("Another process changed 'ai4rag_crowd' meanwhile" in words for words in refused), said
+    assert all("Let one process write at a time" in words for words in refused), said
+    with get_vector_store(model, config, "ai4rag_crowd") as store:
+        if refused:
+            store.refresh_keywords()
+        rows = store.get_chunks(written_places(writers))
+        assert store.count() == len(rows)
+        assert store.keyword_index is not None
+        mean = store.keyword_index.refresh().mean
+        for question in ("word1 word2", "word3"):
+            expected = bm25([row.text for row in rows], question, 1.2, mean=mean)
+            wanted = {rows[place].chunk_id: score for place, score in expected.items()}
+            hits = store.search(question, 500, "keyword")
+            assert {hit.chunk_id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-3)
+        store.drop()
+
+
+def written_places(writers: int) -> list[tuple[str, int]]:
+    """List the places of everything that the writers may have written."""
+    names = ["first.md", *(f"{n}-{part}.md" for n in range(1, writers + 1) for part in range(3))]
+    return [(name, number) for name in names for number in range(1, 31)]

@@ -14,9 +14,12 @@ from ai4rag_nb.foundations.chunks import RetrievedChunk
 from ai4rag_nb.indexing.chunking import check_chunks, get_chunker
 from ai4rag_nb.indexing.documents import load_documents
 from ai4rag_nb.indexing.local_embedding import LocalEmbeddingModel
-from ai4rag_nb.indexing.markdown import markdown_document
+from ai4rag_nb.indexing.markdown import markdown_document, text_document
+from ai4rag_nb.indexing.small_chunks import SmallChunkMaker
 from ai4rag_nb.indexing.tokens import CharacterCounter, TokenCounter
 from ai4rag_nb.querying.context_order import chunk_header
+from ai4rag_nb.querying.passages import place_of
+from ai4rag_nb.querying.small_to_big import expanded_passages, family_ranges
 
 DATA = Path(os.environ.get("AI4RAG_NB_DATA", Path(__file__).parents[2] / "shared" / "data"))
 WORD = re.compile(r"[^\W_]")
@@ -161,3 +164,63 @@ def test_a_header_is_never_the_larger_part_of_a_passage(method: str) -> None:
         passage = RetrievedChunk(chunk.text, chunk.metadata)
         header = chunk_header(passage).removeprefix("[long.md").removesuffix("]").removeprefix(" > ")
         assert len(header) <= max(80, len(chunk.text) // 2) and "\n" not in header
+
+
+# ---------------------------------------------------------------------------------------- small chunks without a word
+
+RULE = "=" * 130
+MARKED = {
+    "between": f"The tank holds 1.5 litres.\n\n{RULE}\n\nRinse it once a week.",
+    "first": f"{RULE}\n\nThe tank holds 1.5 litres. Rinse it once a week.",
+    "last": f"The tank holds 1.5 litres. Rinse it once a week.\n\n{RULE}\n",
+    "many": "\n\n".join([RULE, "The tank holds water.", RULE, RULE, "Rinse it.", RULE]),
+    "fence": f"# Water\n\nThe tank holds 1.5 litres.\n\n```\n{RULE}\n```\n\n## Lid\n\n{RULE}\n\nClose the lid.",
+    "bullets": "\n".join(["The lamp is red.", *["- " + "•" * 90] * 3, "The light is green."]),
+    "sections": "".join(f"# Part {n}\n\nWear of part {n}.\n\n{RULE}\n\n" for n in range(6)),
+}
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("method", ["hierarchical", "hierarchical_3", "sentence"])
+@pytest.mark.parametrize("name", MARKED)
+def test_no_small_chunk_is_without_a_word(name: str, method: str, size: int) -> None:
+    """Every mark is still held by a chunk, and every family reads as its part of the document."""
+    document = text_document(MARKED[name], "marks.txt")
+    text = MARKED[name].rstrip("\n")
+    chunker = get_chunker(method, size)
+    children = chunker.split_document(document)
+    assert all(re.search(r"\w", child.text[-(child.end_index - child.start_index) :]) for child in children)
+    report = check_chunks(document, children, chunker.token_counter, size)
+    assert (report.coverage, report.problems) == (1.0, ())
+    hits = [RetrievedChunk(child.text, child.metadata, score=1.0) for child in children]
+    fetched = {place_of(child): child for child in children}
+    reached = 0
+    for wanted in dict.fromkeys(found for hit in hits for found in family_ranges(hit)[-1:]):
+        inside = [hit for hit in hits if wanted in family_ranges(hit)]
+        (passage,) = expanded_passages(inside, [wanted] * len(inside), fetched)
+        start, end = passage.start_index, passage.end_index
+        assert passage.text.endswith(text[start:end]), "a parent reads as it stands in the document"
+        assert not text[reached:start].strip(), "nothing is lost between parents"
+        spans = passage.metadata["hit_positions"] if passage.metadata.get("expanded") else []
+        for (begin, stop), hit in zip(spans, inside, strict=bool(spans)):
+            assert passage.text[begin:stop].endswith(hit.text[-(hit.end_index - hit.start_index) :])
+        reached = end
+    assert not text[reached:].strip()
+
+
+def test_a_document_of_marks_alone_keeps_its_chunks() -> None:
+    document = text_document("\n\n".join([RULE] * 3), "marks.txt")
+    for method in ("hierarchical", "hierarchical_3", "sentence"):
+        chunks = get_chunker(method, 64).split_document(document)
+        assert (
+            chunks and check_chunks(document, chunks, get_chunker(method, 64).token_counter).coverage == 1.0
+        )
+
+
+def test_chunks_made_small_by_hand_have_words_too() -> None:
+    document = text_document(MARKED["between"], "marks.txt")
+    large = get_chunker("hybrid", 64).split_document(document)
+    for documents in ([document], []):
+        small = SmallChunkMaker(small_size=24).optimize_for_retrieval(large, documents)
+        assert [child.sequence_number for child in small] == list(range(1, len(small) + 1))
+        assert all(re.search(r"\w", child.text) for child in small)

@@ -201,6 +201,19 @@ def _readable(
     return len(text) - sum(map(text.count, unreadable))
 
 
+def _held(
+    text: str,  # the document's text
+    chunk: AI4RAGChunk,  # a chunk of it
+) -> tuple[int, int]:  # its place, with the marks beside it that it has kept
+    """Say what of a document a chunk holds, in its text or beside it."""
+    start, end = chunk.start_index or 0, chunk.end_index or 0
+    gap, marks, behind = (
+        str(chunk.metadata.get(key, "")) for key in ("gap_before", "marks_before", "marks_behind")
+    )
+    before = max((kept for kept in (gap, marks) if text[:start].endswith(kept)), key=len, default="")
+    return start - len(before), end + len(behind) * text.startswith(behind, end)
+
+
 def _gaps(
     text: str,  # the document's text
     spans: Sequence[tuple[int, int]],  # where chunks are
@@ -248,7 +261,7 @@ def check_chunks(
     """Check whether chunks cover a document, stand where they say, and are short enough."""
     text = document_text(document)
     tokens = counter.count_many([chunk.text for chunk in chunks])
-    gaps = _gaps(text, [(chunk.start_index or 0, chunk.end_index or 0) for chunk in chunks])
+    gaps = _gaps(text, [_held(text, chunk) for chunk in chunks])
     uncovered = tuple((start, end) for start, end in gaps if not is_blank(text[start:end]))
     unseen = any(unicodedata.category(character) in ("Cc", "Cf") for character in set(text) - set("\t\n\r"))
     skipped = [text[start:end] for start, end in gaps if unseen and (start, end) not in uncovered]

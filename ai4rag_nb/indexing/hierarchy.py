@@ -24,6 +24,7 @@ from ai4rag_nb.indexing.small_chunks import (
 )
 from .source import document_id, with_source
 from .windows import TextMeasure, Window
+from .wordless_windows import without_wordless
 
 # %% auto #0
 __all__ = ['HierarchicalChunker', 'TwoLevelChunker', 'ThreeLevelChunker', 'SentenceChunker']
@@ -36,7 +37,7 @@ _SMALLEST = 16  # tokens of text in a small chunk
 class HierarchicalChunker(BaseChunker):
     """Divide chunks into smaller ones that know where they come from."""
 
-    version: ClassVar[int] = 3  # each chunk knows the white space before it
+    version: ClassVar[int] = 4  # small chunks have words
     shares: ClassVar[tuple[int, ...]] = (4,)  # what the size is divided by, level by level
     sentences: ClassVar[bool] = False  # whether the smallest level is sentences
 
@@ -63,7 +64,7 @@ class HierarchicalChunker(BaseChunker):
                 children = window_texts(text, windows, behind=behind)
                 family.add(parent if len(measures) == 1 else middle, children)
             _adopt(family.children, first, len(measures) > 1)
-        return family.children
+        return without_wordless(family.children)
 
 # %% ../../nbs/01_indexing/20a_hierarchy.ipynb #1d9bab74
 def _inside(

@@ -22,6 +22,7 @@ from ai4rag_nb.foundations.errors import (
     StorageError,
     VectorStoreInitializationError,
 )
+from .collection_users import CollectionUsers
 from .milvus_lite_probe import Calibration, notes_collection, probe_scores
 
 # %% auto #0
@@ -228,7 +229,7 @@ class MilvusLiteFile:
         self.path = path
         self.client = _connect(path)
         self.users = 0
-        self.collections: dict[str, tuple[threading.RLock, int]] = {}  # name -> its lock, its users
+        self.collections = CollectionUsers()
         self.calibrations: dict[tuple[str, str], Calibration] = {}  # (metric, keyword mode) -> how to read
 
     @classmethod
@@ -261,9 +262,7 @@ def enter_collection(
 ) -> threading.RLock:  # the lock that all stores of the collection share
     """Count a store of a collection."""
     with _OPEN_LOCK:
-        lock, users = file.collections.get(name, (threading.RLock(), 0))
-        file.collections[name] = (lock, users + 1)
-        return lock
+        return file.collections.enter(name)
 
 
 def leave_collection(
@@ -272,10 +271,7 @@ def leave_collection(
 ) -> None:
     """Give back what a store used; behind the last one the file is free for other processes."""
     with _OPEN_LOCK:
-        lock, users = file.collections.pop(name)
-        if users > 1:
-            file.collections[name] = (lock, users - 1)
-        else:
+        if file.collections.leave(name):
             unload_collection(file, name)
             unload_collection(file, notes_collection(name))
         file.release()

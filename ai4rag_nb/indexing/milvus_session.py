@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .collection_users import CollectionUsers
 from .milvus_client import SteadyClient
 from .milvus_faults import read_fault, server_errors
 from .milvus_lite_probe import Calibration, notes_collection, probe_scores
@@ -44,7 +45,7 @@ class MilvusServer:
             self.client.close()
             raise
         self.users = 0
-        self.collections: dict[str, tuple[threading.RLock, int]] = {}  # name -> its lock, its users
+        self.collections = CollectionUsers()
 
     @classmethod
     def open(
@@ -76,9 +77,7 @@ def enter_server(
 ) -> threading.RLock:  # the lock that all stores of the collection share
     """Count a store of a collection."""
     with _SERVERS_LOCK:
-        lock, users = server.collections.get(name, (threading.RLock(), 0))
-        server.collections[name] = (lock, users + 1)
-        return lock
+        return server.collections.enter(name)
 
 
 def leave_server(
@@ -87,9 +86,7 @@ def leave_server(
 ) -> None:
     """Give back what a store used."""
     with _SERVERS_LOCK:
-        lock, users = server.collections.pop(name)
-        if users > 1:
-            server.collections[name] = (lock, users - 1)
+        server.collections.leave(name)
         server.release()
 
 # %% ../../nbs/01_indexing/19c_milvus_session.ipynb #8251c151

@@ -30,7 +30,7 @@ from ai4rag_nb.indexing.pieces import (
 from .source import SourceDocument, document_id, with_source
 from .tokens import CharacterCounter, TokenCounter
 from .windows import TextMeasure, Window, pack_pieces
-from .wordless_windows import with_words
+from .wordless_windows import with_words, without_wordless
 
 # %% auto #0
 __all__ = ['sentence_groups', 'document_pieces', 'pieces_between', 'small_windows', 'Child', 'Family', 'window_texts',
@@ -256,4 +256,4 @@ class SmallChunkMaker(ChildMaker):
             else:
                 texts = self._from_text(chunk)
             family.add(chunk, texts)
-        return [child for family in families.values() for child in family.children]
+        return [child for family in families.values() for child in without_wordless(family.children)]

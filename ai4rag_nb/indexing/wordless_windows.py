@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
+from typing import Any
 
+from ..foundations.chunks import AI4RAGChunk
 from ..foundations.texts import is_blank
 from .pieces import Piece, breaks_word, trimmed
 from .windows import TextMeasure, Window, cut_piece
 
 # %% auto #0
-__all__ = ['is_wordless', 'with_words']
+__all__ = ['is_wordless', 'with_words', 'without_wordless']
 
 # %% ../../nbs/01_indexing/06c_wordless_windows.ipynb #31fb4f5e
 _WORD = re.compile(r"[^\W_]")
@@ -166,3 +169,81 @@ def _mended(
     way = _from_behind if _bare(measure, first[0]) else _from_before
     both = way(measure, first[0], second[0], whole=effort == 1)
     return list(zip(both, (first[1], second[1]), strict=False))
+
+# %% ../../nbs/01_indexing/06c_wordless_windows.ipynb #a84c2cb8
+def _body(
+    chunk: AI4RAGChunk,  # a small chunk
+) -> str:  # its slice of the document
+    """Take the prefix off a chunk, where its place is known."""
+    start, end = chunk.start_index, chunk.end_index
+    known = start is not None and end is not None and 0 <= end - start <= len(chunk.text)
+    return chunk.text[len(chunk.text) - (end - start) :] if known else chunk.text  # type: ignore[operator]
+
+
+def _gap(
+    chunk: AI4RAGChunk,  # a small chunk
+) -> str:  # what stands between it and the one before, where known
+    """Give the white space before a chunk."""
+    return str(chunk.metadata.get("gap_before", ""))
+
+
+def _kin(
+    chunk: AI4RAGChunk,  # a small chunk that stays
+    others: Sequence[AI4RAGChunk],  # small chunks that are left out
+) -> list[AI4RAGChunk]:  # those that are of the same nearest larger chunk
+    """Choose the chunks of the same family."""
+    return [other for other in others if other.metadata["families"][:1] == chunk.metadata["families"][:1]]
+
+# %% ../../nbs/01_indexing/06c_wordless_windows.ipynb #cbdb8aed
+def _marks(
+    chunk: AI4RAGChunk,  # a small chunk that stays
+    before: Sequence[AI4RAGChunk],  # those right before it that are left out
+    behind: Sequence[AI4RAGChunk],  # those right behind it that are left out
+    earlier: AI4RAGChunk | None,  # the one before those, that stays
+    later: AI4RAGChunk | None,  # the one behind those, that stays
+) -> dict[str, str]:  # what it keeps of them
+    """Collect the marks beside a chunk."""
+    own = _kin(chunk, before) if earlier else list(before)
+    inside = [bool(one and _kin(chunk, [one])) for one in (earlier, later)]
+    left = "".join(_body(one) + _gap(after) for one, after in pairwise([*own, chunk]))
+    foreign = _kin(later, behind) if later else []
+    joined = [chunk, *(one for one in behind if one not in foreign)]
+    near = takewhile(lambda pair: _touch(*pair), pairwise(joined))
+    right = "".join(_gap(one) + _body(one) for _, one in near)
+    kept = "".join(_gap(one) + _body(one) for one in before) if earlier else ""
+    values = {"gap_before": kept + _gap(chunk)}
+    values |= {} if inside[0] or not left else {"marks_before": left}
+    return values if inside[1] or not right else {**values, "marks_behind": right}
+
+
+def _touch(
+    one: AI4RAGChunk,  # a small chunk
+    other: AI4RAGChunk,  # one behind it
+) -> bool:  # whether nothing but the known gap stands between them
+    """Tell whether it is known what stands between two chunks."""
+    end, start = one.end_index, other.start_index
+    return end is None or start is None or start - end == len(_gap(other))
+
+# %% ../../nbs/01_indexing/06c_wordless_windows.ipynb #3774b833
+def without_wordless(
+    children: Sequence[AI4RAGChunk],  # the small chunks of one document, numbered from 1
+) -> list[AI4RAGChunk]:  # those with words, numbered anew; all of them where none has any
+    """Leave small chunks of marks alone out of the search."""
+    kept = [place for place, child in enumerate(children) if not is_wordless(_body(child))]
+    if len(kept) in (0, len(children)):
+        return list(children)
+    made = []
+    for number, (last, place, coming) in enumerate(
+        zip([-1, *kept], kept, [*kept[1:], len(children)], strict=False), start=1
+    ):
+        child, later = children[place], children[coming] if coming < len(children) else None
+        before, behind = children[last + 1 : place], children[place + 1 : coming]
+        earlier = children[last] if last >= 0 else None
+        values: dict[str, Any] = _marks(child, before, behind, earlier, later)
+        families = [
+            [bisect_left(kept, start - 1) + 1, bisect_right(kept, end - 1)]
+            for start, end in child.metadata["families"]
+        ]
+        values |= {"sequence_number": number, "families": families}
+        made.append(replace(child, metadata={**child.metadata, **values}))
+    return made

@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..foundations.chunks import RetrievedChunk
 from ..foundations.errors import ModelSettingsError
 from ..foundations.texts import content_key
 from ..indexing.store_checks import MAXIMUM_HITS, check_count
+from .kept_scores import keep_scores, ordered_hits, remembered
 from .pair_models import check_pair_model, read_pair_model
 from .stages import BaseReranker, Outcome, StageModels, StageSetting, register_stage
 
@@ -153,16 +154,12 @@ def score_pairs(
     """Score the pairs that were not scored before."""
     weights = reranker.scorer.fingerprint()
     keys = {pair: content_key(weights, list(pair)) for pair in dict.fromkeys(pairs)}
-    if reranker.cache is not None:
-        rows = reranker.cache.get_many(_KIND, list(keys.values()))
-        reranker.kept.update({key: float(value.decode()) for key, value in rows.items()})
-    missing = [pair for pair, key in keys.items() if key not in reranker.kept]
+    unknown = remembered(reranker.kept, reranker.cache, _KIND, keys.values())
+    missing = [pair for pair, key in keys.items() if key in unknown]
     for start in range(0, len(missing), _BATCH):
         batch = missing[start : start + _BATCH]
         made = {keys[pair]: score for pair, score in zip(batch, reranker.scorer.score(batch), strict=True)}
-        reranker.kept.update(made)
-        if reranker.cache is not None:
-            reranker.cache.put_many(_KIND, {key: repr(score).encode() for key, score in made.items()})
+        keep_scores(reranker.kept, reranker.cache, _KIND, made)
         setting.advance("Scoring pairs", start + len(batch), len(missing))
     return {pair: reranker.kept[key] for pair, key in keys.items()}
 
@@ -177,13 +174,5 @@ def _reranked(
     seen, rest = hits[: reranker.rerank_depth], hits[reranker.rerank_depth :]
     if not seen:
         return Outcome(hits=hits, fired=False)
-    values = [scores[question, hit.text] for hit in seen]
-    order = sorted(range(len(seen)), key=lambda place: (-values[place], place))
-    ranked = [
-        replace(
-            seen[place], score=values[place], scores={**seen[place].scores, "cross_encoder": values[place]}
-        )
-        for place in order
-    ]
-    moved = sum(place != rank for rank, place in enumerate(order))
-    return Outcome(hits=ranked + rest, note=f"{moved} of {len(seen)} hits moved")
+    ranked, note = ordered_hits(seen, [scores[question, hit.text] for hit in seen], "cross_encoder")
+    return Outcome(hits=ranked + rest, note=note)

@@ -17,6 +17,7 @@ from ..foundations.errors import Failure, GenerationError, ModelSettingsError
 from ..foundations.texts import content_key
 from ..indexing.openai_requests import ServiceClient, ServiceError, hide_secrets
 from ..indexing.store_checks import MAXIMUM_HITS, check_count
+from .kept_scores import keep_scores, ordered_hits, remembered
 from .models import is_web_address
 from ai4rag_nb.querying.stages import (
     BaseReranker,
@@ -186,10 +187,8 @@ def score_texts(
 ) -> Outcome:  # what it cost
     """Score the passages of a question that were not scored before."""
     keys = score_keys(stage, question, texts)
-    if stage.cache is not None:
-        rows = stage.cache.get_many(_KIND, list(keys.values()))
-        stage.kept.update({key: float(value.decode()) for key, value in rows.items()})
-    missing = [text for text, key in keys.items() if key not in stage.kept]
+    unknown = remembered(stage.kept, stage.cache, _KIND, keys.values())
+    missing = [text for text, key in keys.items() if key in unknown]
     if not missing:
         return Outcome()
     body = {"model": stage.model_id, "query": question, "documents": missing, "top_n": len(missing)}
@@ -201,9 +200,7 @@ def score_texts(
         raise GenerationError(failed, remedy=remedy, failure=error.failure) from None
     scores = dict(zip(missing, read_scores(answer, len(missing)), strict=True))
     made = {keys[text]: score for text, score in scores.items()}
-    if stage.cache is not None:
-        stage.cache.put_many(_KIND, {key: repr(score).encode() for key, score in made.items()})
-    stage.kept.update(made)
+    keep_scores(stage.kept, stage.cache, _KIND, made)
     usage = answer.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     return Outcome(calls=1, tokens=tokens if isinstance(tokens, int) else 0)
@@ -230,16 +227,5 @@ def _reranked(
     if not seen or cost.error is not None:
         return replace(cost, hits=hits, fired=False)
     keys = score_keys(stage, question, [hit.text for hit in seen])
-    values = [stage.kept[keys[hit.text]] for hit in seen]
-    order = sorted(range(len(seen)), key=lambda place: (-values[place], place))
-    ranked = [_scored(seen[place], values[place]) for place in order]
-    moved = sum(place != rank for rank, place in enumerate(order))
-    return replace(cost, hits=ranked + rest, note=f"{moved} of {len(seen)} hits moved")
-
-
-def _scored(
-    hit: RetrievedChunk,  # a hit
-    score: float,  # its new score
-) -> RetrievedChunk:  # the hit with its new score
-    """Give a hit its new score."""
-    return replace(hit, score=score, scores={**hit.scores, "endpoint": score})
+    ranked, note = ordered_hits(seen, [stage.kept[keys[hit.text]] for hit in seen], "endpoint")
+    return replace(cost, hits=ranked + rest, note=note)

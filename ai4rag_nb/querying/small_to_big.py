@@ -15,7 +15,7 @@ from ..indexing.given_values import check_list
 from ..indexing.small_chunks import SmallChunkMaker
 from ..indexing.store_checks import MAXIMUM_HITS, check_choice, check_count
 from ..indexing.vector_store import BaseVectorStore
-from .passages import Place, choose_chunks, merge_passages, place_of
+from .passages import Place, body_start, choose_chunks, merge_passages, place_of
 from .retriever import MAXIMUM_WINDOW
 from .stages import BaseHitStage, Outcome, StageSetting, register_stage
 
@@ -84,7 +84,9 @@ def expanded_passages(
         known = {place_of(chunk) for chunk in chunks}
         chunks += [hit for hit in inside if place_of(hit) not in known]
         (passage, *_) = merge_passages(inside, chunks)
-        passages.append(_marked(passage, inside[0], len(chunks) > 1))
+        if wanted in family_ranges(inside[0]):
+            passage = _with_marks(passage, min(chunks, key=place_of), max(chunks, key=place_of))
+        passages.append(_marked(passage, inside[0], passage.text != inside[0].text))
     return passages
 
 
@@ -105,7 +107,35 @@ def _marked(
     if not expanded:
         return best
     metadata = {**passage.metadata, "original_text": best.text, "expanded": True}
-    return replace(passage, metadata={key: value for key, value in metadata.items() if key != "families"})
+    return replace(
+        passage, metadata={key: value for key, value in metadata.items() if key not in _OF_CHILDREN}
+    )
+
+# %% ../../nbs/02_querying/12_small_to_big.ipynb #965e6c4f
+_OF_CHILDREN = ("families", "gap_before", "marks_before", "marks_behind")  # what only children say
+
+
+def _with_marks(
+    passage: RetrievedChunk,  # a larger chunk, put together of its children
+    first: AI4RAGChunk,  # its first child
+    last: AI4RAGChunk,  # its last child
+) -> RetrievedChunk:  # the same, with the marks at its edges
+    """Add what stands before and behind the children of a larger chunk."""
+    before, behind = (
+        str(child.metadata.get(key, "")) for child, key in ((first, "marks_before"), (last, "marks_behind"))
+    )
+    head = body_start(first) or 0
+    text = passage.text[:head] + before + passage.text[head:] + behind
+    places = [
+        (start + len(before) * (start > 0 or head == 0), end + len(before))
+        for start, end in passage.metadata["hit_positions"]
+    ]
+    span = {"start_index": passage.start_index, "end_index": passage.end_index}
+    moved = {"start_index": -len(before), "end_index": len(behind)}
+    known = {key: value + moved[key] for key, value in span.items() if value is not None}
+    return replace(
+        passage, text=text, metadata={**passage.metadata, **span, **known, "hit_positions": places}
+    )
 
 # %% ../../nbs/02_querying/12_small_to_big.ipynb #e650d503
 _CHILDREN = 4  # hits looked at for each passage that is wanted
