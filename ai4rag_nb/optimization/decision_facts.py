@@ -107,7 +107,7 @@ def _with_one_count(
     found = {name: _with_one_count(value, needed) for name, value in record.items()}
     return {**found, "needed": needed.get(found["name"], found["needed"])} if "needed" in found else found
 
-
+# %% ../../nbs/04_optimization/08i_decision_facts.ipynb #a41c6cef
 def facts_record(
     facts: DecisionFacts,  # what is known about a choice
 ) -> dict[str, Any]:  # ready for JSON

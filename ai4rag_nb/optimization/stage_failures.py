@@ -117,7 +117,7 @@ def _stage_name(
     kind = next((word for name, word in _KINDS.items() if configuration.get(name) == stage), "stage")
     return f"the {kind} '{stage}'"
 
-
+# %% ../../nbs/04_optimization/13d_stage_failures.ipynb #ac4ce60a
 def stage_sentence(
     count: StageCount,  # what became of a stage
     configuration: Mapping[str, Any],  # plain values by parameter name

@@ -60,7 +60,7 @@ def lead_sentences(
         )
     return [*said, *([f"Better where both have scores: {listed(ahead)}."] if ahead else []), *later]
 
-
+# %% ../../nbs/04_optimization/08l_summary.ipynb #ca3d8841
 def _of_others(
     names: Sequence[str],  # some of the other configurations
     others: int,  # how many there are

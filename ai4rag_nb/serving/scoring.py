@@ -163,7 +163,7 @@ def _part_lines(
     ]
     return [line for line in lines if line]
 
-
+# %% ../../nbs/07_serving/06b_scoring.ipynb #d096bde2
 def compared_text(
     found: Mapping[str, Any],  # as `compare_patterns` gives it
 ) -> str:  # a few lines
