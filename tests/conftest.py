@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-PARTS = {"test_chunking.py": 8, "test_notebooks.py": 8, "test_house.py": 2}
+PARTS = {"test_chunking.py": 8, "test_notebooks.py": 8, "test_house.py": 2, "test_statistics.py": 4}
 
 
 def part_of(
