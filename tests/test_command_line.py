@@ -114,7 +114,16 @@ def test_the_leaderboard_in_json(finished: Any, capsys: pytest.CaptureFixture[st
     status, output, errors = ends(capsys, "leaderboard", str(folder / "run"), "--json")
     assert status == 0 and errors == ""
     records = json.loads(output)
-    assert set(records) == {"metric", "chosen", "patterns"} and records["metric"] == "custom:overall_score"
+    more = {"held_out", "test_part_seen", "ties", "notes", "folder"}
+    assert set(records) == {"metric", "chosen", "patterns", *more}
+    assert records["metric"] == "custom:overall_score" and records["folder"] == str(folder / "run")
+    assert records["held_out"] == [] and not records["test_part_seen"], "too few questions to hold any out"
+    assert any("No questions are held out" in note for note in records["notes"])
+    names = {entry["name"] for entry in records["patterns"][1:]}
+    assert {one["name"] for one in records["ties"]} <= names
+    assert all(
+        set(one) == {"name", "verdict", "unseen"} and one["unseen"] == "open" for one in records["ties"]
+    )
     for rank, entry in enumerate(records["patterns"], start=1):
         costs = {"context_tokens", "duration_seconds"}
         assert set(entry) == {"name", "rank", "state", "score", "scores", "settings", *costs}
@@ -130,6 +139,21 @@ def test_the_leaderboard_in_json(finished: Any, capsys: pytest.CaptureFixture[st
     expected = {**records, "held_out_missing": []}
     assert again.returncode == 0 and json.loads(again.stdout) == expected
     assert paid(stub) == before
+
+
+@pytest.mark.parametrize("more", [["--list-parameters", "--json"], ["--json", "--list-parameters"]])
+def test_parameters_are_listed_for_programs(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    """The same names as the text has, in its order; sizes are numbers, and what has no values has none."""
+    status, output, errors = ends(capsys, "run", *more)
+    rows = {row["name"]: row for row in json.loads(output)["parameters"]}
+    assert (status, errors) == (0, "")
+    text = ends(capsys, "run", "--list-parameters")[1]
+    assert list(rows) == re.findall(r"^(\w+): ", text, re.MULTILINE)
+    assert rows["chunk_size"]["values"] == [64, 128, 256, 512, 1024, 2048]
+    assert rows["citations"]["values"] == ["off", "on"] and rows["citations"]["without"] == ["off"]
+    assert rows["rerank_model"]["values"] == rows["rerank_model"]["without"] == []
+    assert rows["search_mode"]["without"] == ["vector", "hybrid", "keyword"]
+    assert all(row["meaning"] for row in rows.values())
 
 
 def test_the_leaderboard_by_another_metric(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:

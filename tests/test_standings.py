@@ -115,6 +115,47 @@ def test_every_tie_has_its_standing_in_json(run: str, capsys: pytest.CaptureFixt
     assert behind["mean"] == pytest.approx(0.25) and behind["n"] == 40 and behind["verdict"] == "better"
 
 
+def test_the_ranking_for_programs_has_ties_and_unseen_scores(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same standings as the report's: the second refuted, the third better, the fourth equal, the fifth not asked."""
+    found = json.loads(said(run, capsys, "leaderboard", "--json"))
+    assert {one["name"]: one["unseen"] for one in found["ties"]} == {
+        "Pattern2": "refuted",
+        "Pattern3": "better",
+        "Pattern4": "confirmed",
+        "Pattern5": "open",
+    }
+    asked = {one["name"]: (one["roles"], one["state"], one["questions"]) for one in found["held_out"]}
+    assert asked == {
+        "Pattern1": (["leader"], "completed", 40),
+        **{f"Pattern{number}": (["tie"], "completed", 40) for number in (2, 3, 4)},
+    }
+    assert found["folder"] == run and found["test_part_seen"] is False
+    assert found["patterns"][0]["name"] == "Pattern1", "the keys that were there before stay"
+
+
+def test_held_out_scores_are_given_under_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two questions that were answered right and half right: 0.75."""
+    path = stored(tmp_path, [tried(0, [1.0, 0.5])], {0: [1.0, 0.5]})
+    scores = {"mean": 0.75, "ci_low": 0.5, "ci_high": 1.0, "n": 2}
+    store = RunStore(Path(path))
+    metric = {"name": "overall_score", "evaluator": "custom", "scores": scores}
+    store.put_facts(
+        {
+            "test_part k0": {
+                **{"questions": 2, "metrics": [metric], "results": rows([1.0, 0.5])},
+                **{"state": "completed", "reason": ""},
+            }
+        }
+    )
+    store.close()
+    found = json.loads(said(path, capsys, "leaderboard", "--json"))
+    assert found["held_out"][0]["scores"] == {METRIC: scores} and found["ties"] == []
+
+
 def test_a_refuted_tie_is_neither_cheapest_nor_fastest_nor_open(
     run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..foundations.errors import NotAvailableError
-from .parameters import ListParameters
+from .parameters import ListParameters, json_first
 
 # %% ../../nbs/07_serving/02_arguments.ipynb #391a30c0
 def text_given(
@@ -286,4 +286,4 @@ def parse_arguments(
     for text in arguments:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             parser.error(f"the argument {text[:80]!a} is no valid text; write it in UTF-8")
-    return parser.parse_args(list(arguments))
+    return parser.parse_args(json_first(arguments))

@@ -144,7 +144,10 @@ def judge_record(
         kinds = [{**asdict(one), "passed": one.passed} for one in check.kinds]
         facts = {"passed": check.passed, "problems": check.problems, "kinds": kinds}
         facts |= {"unchecked": list(check.unchecked)}
-    record: dict[str, Any] = {"model": session.judge.judge.model.name, "metrics": [one.key for one in session.own]}
+    record: dict[str, Any] = {
+        "model": session.judge.judge.model.name,
+        "metrics": [one.key for one in session.own],
+    }
     record |= {"planned": session.planned.to_dict(), "check": facts, "calls": counts.calls}
     return record | {"prompt_tokens": counts.prompt_tokens, "completion_tokens": counts.completion_tokens}
 

@@ -32,6 +32,7 @@ from ai4rag_nb.serving.printing import (
     table,
     terminal_width,
 )
+from .records import found_records
 
 # %% ../../nbs/07_serving/06_reading.ipynb #34a61ac8
 def _cell(
@@ -51,10 +52,10 @@ def leaderboard_command(
     if not results.evaluations and not arguments.json:
         print(summary(results))
         return 0
-    records = leaderboard_records(results, arguments.metric)
     if arguments.json:
-        print(as_json(records))
+        print(as_json(found_records(results, arguments.metric, results.folder)))
         return 0
+    records = leaderboard_records(results, arguments.metric)
     if arguments.columns == "all":
         frame = leaderboard_frame(results, arguments.metric, "all").fillna("")
         columns = [[_cell(str(name), value) for value in frame[name]] for name in frame.columns]

@@ -26,7 +26,6 @@ from ..indexing.documents import LoadedDocuments, load_documents
 from ..indexing.store_choice import config_from_env, with_searches
 from ..indexing.store_config import BaseVectorStoreConfig, MilvusLiteConfig
 from ..optimization.experiment import Experiment
-from ..optimization.leaderboard import leaderboard_records
 from ..optimization.prepared import ExperimentOptions, check_choices
 from ..optimization.rag_space import AI4RAGSearchSpace
 from ..optimization.results import ExperimentResults
@@ -45,6 +44,7 @@ from ai4rag_nb.serving.printing import (
     summary,
     terminal_width,
 )
+from .records import found_records
 from .run_report import write_run_report
 
 # %% ../../nbs/07_serving/05_running.ipynb #99b868a6
@@ -152,7 +152,7 @@ def print_results(
     json_wanted: bool,  # JSON to standard output instead of text
 ) -> None:
     """Print the ranking and what it means, then write the report: what was found is told in any case."""
-    records = {**leaderboard_records(results), "held_out_missing": missing_test_part(results)}
+    records = {**found_records(results, folder=folder), "held_out_missing": missing_test_part(results)}
     if json_wanted:
         print(as_json(records), flush=True)
         say("\n".join([*results.notes, f"Results: {folder}."]))
