@@ -237,6 +237,21 @@ def test_another_metric_has_another_leader(split: ExperimentResults) -> None:
     assert results.report(attribute=False, metric="answer_words").winner == "Pattern1"
 
 
+def test_both_spellings_of_a_metric_are_one(split: ExperimentResults) -> None:
+    for short, long in (("overall_score", METRIC),):
+        boards = [split.leaderboard(metric=name) for name in (short, long)]
+        assert boards[0].equals(boards[1]) and short in boards[0].columns
+        assert str(split.report(False, short)) == str(split.report(False, long))
+        assert split.compare("Pattern1", "Pattern2", short) == split.compare("Pattern1", "Pattern2", long)
+        table = split.trade_offs([long], [f"{short} >= 0"], {short: 1})
+        assert table.equals(split.trade_offs([short], [f"{long} >= 0"], {long: 1}))
+    with pytest.raises(InputError) as told:
+        split.leaderboard(metric="unitxt:overal_score")
+    assert str(told.value).count("'overall_score'") == 1 and "A name is fine alone" in str(told.value)
+    with pytest.raises(InputError, match=r"Known: overall_score\. A name is fine alone"):
+        split.leaderboard(metric="zzz")
+
+
 # --- a search that pays ---------------------------------------------------------------------------------------
 
 
