@@ -12,7 +12,9 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -729,6 +731,8 @@ def test_the_folder_of_another_experiment(
             what,
             "new folder",
         )
+        errors = ends(capsys, *run_arguments(tmp_path, *more, *new))[2]
+        assert "Reading documents" not in errors and not (tmp_path / "other").exists(), "nothing was read"
     (tmp_path / "docs" / "ferry.md").write_text("# The ferry\n\nIt sank.\n")
     (tmp_path / "few.json").write_text(json.dumps(benchmark_records()[:2]))
     refused(
@@ -739,6 +743,37 @@ def test_the_folder_of_another_experiment(
         "questions",
         "differ",
     )
+
+
+def test_the_demo_ends_as_a_run_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 without the held-out part, and Ctrl-C behind the results says that they are whole."""
+    score = {"mean": 0.5, "ci_low": 0.4, "ci_high": 0.6, "n": 12}
+    metric = {"name": "m", "evaluator": "custom", "description": "", "scores": score}
+    trial = EvaluationResult(0, "k0", {}, "completed", 0.5, {"evaluation": {"metrics": [metric]}}, [])
+    part = {"state": "failed", "key": "k0", "name": "Pattern1", "roles": ["leader"], "reason": "gone"}
+    part |= {"metrics": [], "results": [], "questions": 3, "configuration": {}}
+    whole = ExperimentResults([trial], "custom:m")
+    experiment = SimpleNamespace(output_path=Path("run"), close=lambda: None)
+    monkeypatch.setattr(running, "demo_experiment", lambda *_: experiment)
+    monkeypatch.setattr(running, "write_run_report", lambda folder, results: folder / "report.html")
+    for found, status in ((whole, 0), (replace(whole, test_part={"Pattern1": part}), 1)):
+        monkeypatch.setattr(running, "search", lambda _, found=found: found)
+        assert main(["demo", "--json"]) == status
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("Not asked: the held-out questions of Pattern1.") == bool(status)
+
+        def interrupt(*_: Any) -> Path:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(running, "write_run_report", interrupt)
+            assert main(["demo", "--json"]) == 130
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith(
+            "Interrupted. Everything" if status else "Interrupted after the results: the run is complete"
+        )
 
 
 def test_places_for_results_that_cannot_be(
