@@ -356,6 +356,25 @@ def test_nothing_is_kept_of_a_look_that_failed(tmp_path: Path, monkeypatch: pyte
         experiment.close()
 
 
+def test_a_reader_that_copies_says_once_that_it_ignores_earlier_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(monkeypatch):
+        space = small_space(foundation_model=["local:extractive"], chunk_size=[64], number_of_chunks=[1])
+        experiment = make_experiment(tmp_path, space, max_evals=1)
+        experiment.search()
+        turns = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello."}]
+        last = {"role": "user", "content": benchmark_records()[0]["question"]}
+        with experiment.results.best_pattern() as pattern:
+            alone = pattern.chat([last])["answer"]
+            assert pattern.notes == []
+            assert [pattern.chat([*turns, last])["answer"] for _ in range(2)] == [alone, alone]
+            assert (
+                len(pattern.notes) == 1 and "earlier turns of a conversation are ignored" in pattern.notes[0]
+            )
+        experiment.close()
+
+
 def test_stored_answers_are_those_that_were_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence comes back with its place in the document, so that it can be followed."""
     with service(monkeypatch):
