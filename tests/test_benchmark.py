@@ -541,3 +541,16 @@ def test_a_list_that_is_cut_off_is_no_answer(cell: str) -> None:
 @pytest.mark.parametrize("cell", ["[0, 5) degrees", "[1] or later", '["] key'])
 def test_brackets_in_an_answer_stay(cell: str) -> None:
     assert split_cell(cell) == [cell]
+
+
+def test_a_record_without_a_question_is_named_by_its_number() -> None:
+    good = {"question": "When?", "correct_answers": ["now"], "correct_answer_document_keys": ["a.md"]}
+    for missing in (None, "", float("nan")):
+        with pytest.raises(BenchmarkError) as told:
+            BenchmarkData.from_records([good, {**good, "question": missing}])
+        assert (
+            "\nrecord 2: 'question' holds" in str(told.value)
+            and "(" not in str(told.value).partition("record 2")[2][:3]
+        )
+    with pytest.raises(BenchmarkError, match=r"record 1 \('When\?'\): 'correct_answers'"):
+        BenchmarkData.from_records([{**good, "correct_answers": "now"}])

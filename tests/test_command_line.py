@@ -12,7 +12,9 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,7 +179,10 @@ def test_show(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, output, errors = ends(capsys, "show", str(folder / "run"), "Pattern1")
     assert status == 0 and errors == ""
     assert (
-        "Pattern1 (completed" in output and "custom:overall_score" in output and "number_of_chunks" in output
+        "Pattern1 (completed" in output
+        and "overall_score" in output
+        and "custom:" not in output
+        and "number_of_chunks" in output
     )
     status, output, _ = ends(capsys, "show", str(folder / "run"), "pattern2", "--json")
     shown = json.loads(output)
@@ -762,7 +767,7 @@ def test_a_model_without_a_price_is_named_before_anything_is_paid(
     status, output, errors = ends(capsys, *run_arguments(tmp_path, "--max-evals", "1", *priced))
     assert status == 0 and "There is no price for openai:stub-chat" in errors.split("documents")[0]
     status, output, _ = ends(capsys, "show", str(tmp_path / "run"), "Pattern1")
-    assert "Lost in custom:money: 12 x there is no price for the model " in output
+    assert "Lost in money: 12 x there is no price for the model " in output
     refused_prices = ["--prices", prices_file(tmp_path, {})]
     status, _, errors = ends(capsys, *run_arguments(tmp_path, *refused_prices))
     assert status == 2 and "name no model" in errors
@@ -790,6 +795,8 @@ def test_the_folder_of_another_experiment(
             what,
             "new folder",
         )
+        errors = ends(capsys, *run_arguments(tmp_path, *more, *new))[2]
+        assert "Reading documents" not in errors and not (tmp_path / "other").exists(), "nothing was read"
     (tmp_path / "docs" / "ferry.md").write_text("# The ferry\n\nIt sank.\n")
     (tmp_path / "few.json").write_text(json.dumps(benchmark_records()[:2]))
     refused(
@@ -800,6 +807,37 @@ def test_the_folder_of_another_experiment(
         "questions",
         "differ",
     )
+
+
+def test_the_demo_ends_as_a_run_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 without the held-out part, and Ctrl-C behind the results says that they are whole."""
+    score = {"mean": 0.5, "ci_low": 0.4, "ci_high": 0.6, "n": 12}
+    metric = {"name": "m", "evaluator": "custom", "description": "", "scores": score}
+    trial = EvaluationResult(0, "k0", {}, "completed", 0.5, {"evaluation": {"metrics": [metric]}}, [])
+    part = {"state": "failed", "key": "k0", "name": "Pattern1", "roles": ["leader"], "reason": "gone"}
+    part |= {"metrics": [], "results": [], "questions": 3, "configuration": {}}
+    whole = ExperimentResults([trial], "custom:m")
+    experiment = SimpleNamespace(output_path=Path("run"), close=lambda: None)
+    monkeypatch.setattr(running, "demo_experiment", lambda *_: experiment)
+    monkeypatch.setattr(running, "write_run_report", lambda folder, results: folder / "report.html")
+    for found, status in ((whole, 0), (replace(whole, test_part={"Pattern1": part}), 1)):
+        monkeypatch.setattr(running, "search", lambda _, found=found: found)
+        assert main(["demo", "--json"]) == status
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("Not asked: the held-out questions of Pattern1.") == bool(status)
+
+        def interrupt(*_: Any) -> Path:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(running, "write_run_report", interrupt)
+            assert main(["demo", "--json"]) == 130
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith(
+            "Interrupted. Everything" if status else "Interrupted after the results: the run is complete"
+        )
 
 
 def test_places_for_results_that_cannot_be(

@@ -237,6 +237,21 @@ def test_another_metric_has_another_leader(split: ExperimentResults) -> None:
     assert results.report(attribute=False, metric="answer_words").winner == "Pattern1"
 
 
+def test_both_spellings_of_a_metric_are_one(split: ExperimentResults) -> None:
+    for short, long in (("overall_score", METRIC),):
+        boards = [split.leaderboard(metric=name) for name in (short, long)]
+        assert boards[0].equals(boards[1]) and short in boards[0].columns
+        assert str(split.report(False, short)) == str(split.report(False, long))
+        assert split.compare("Pattern1", "Pattern2", short) == split.compare("Pattern1", "Pattern2", long)
+        table = split.trade_offs([long], [f"{short} >= 0"], {short: 1})
+        assert table.equals(split.trade_offs([short], [f"{long} >= 0"], {long: 1}))
+    with pytest.raises(InputError) as told:
+        split.leaderboard(metric="unitxt:overal_score")
+    assert str(told.value).count("'overall_score'") == 1 and "A name is fine alone" in str(told.value)
+    with pytest.raises(InputError, match=r"Known: overall_score\. A name is fine alone"):
+        split.leaderboard(metric="zzz")
+
+
 # --- a search that pays ---------------------------------------------------------------------------------------
 
 
@@ -338,6 +353,25 @@ def test_nothing_is_kept_of_a_look_that_failed(tmp_path: Path, monkeypatch: pyte
         found = results.report(True, show=None).causes
         assert found is not None and any("got no answer" in row.note for row in found.rows)
         assert known_causes(results) is None
+        experiment.close()
+
+
+def test_a_reader_that_copies_says_once_that_it_ignores_earlier_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(monkeypatch):
+        space = small_space(foundation_model=["local:extractive"], chunk_size=[64], number_of_chunks=[1])
+        experiment = make_experiment(tmp_path, space, max_evals=1)
+        experiment.search()
+        turns = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello."}]
+        last = {"role": "user", "content": benchmark_records()[0]["question"]}
+        with experiment.results.best_pattern() as pattern:
+            alone = pattern.chat([last])["answer"]
+            assert pattern.notes == []
+            assert [pattern.chat([*turns, last])["answer"] for _ in range(2)] == [alone, alone]
+            assert (
+                len(pattern.notes) == 1 and "earlier turns of a conversation are ignored" in pattern.notes[0]
+            )
         experiment.close()
 
 

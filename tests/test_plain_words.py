@@ -254,7 +254,7 @@ def test_small_amounts_are_shown_with_digits_that_say_something(
     assert "1.000" in said("leaderboard"), "scores keep three decimals"
     assert "0.000450" in said("leaderboard"), "beside the score that is ranked by"
     assert "0.0004500" in said("leaderboard", "--columns", "all")
-    assert "custom:money 0.000450 0.000400 - 0.000500 16" in said("show", "Pattern1")
+    assert "money 0.000450 0.000400 - 0.000500 16" in said("show", "Pattern1")
     compared = said("compare", "Pattern2", "Pattern1", "--metric", "money")
     assert "On the questions of the search: +0.0000150 (" in compared
     frame = open_run(paid_run).leaderboard()
@@ -299,6 +299,6 @@ def test_lost_questions_are_told_with_their_reason(run: Path, capsys: pytest.Cap
     store.put_facts({"held_out": kept})
     store.close()
     assert main(["show", str(run), "Pattern1"]) == 0
-    assert "Lost in custom:money: 2 x there is no price for the model 'large'." in capsys.readouterr().out
+    assert "Lost in money: 2 x there is no price for the model 'large'." in capsys.readouterr().out
     assert main(["leaderboard", str(run)]) == 0
     assert "4 of 5 questions; 1 was lost). Lost: 1 x the service timed out." in capsys.readouterr().out

@@ -215,7 +215,9 @@ def parse_records(
         try:
             parsed.append(parse_record(record, separator))
         except BenchmarkError as error:
-            faults.append(f"record {number} ({str(record.get('question'))[:50]!r}): {error}")
+            asked = record.get("question")
+            named = "" if is_missing(asked) else f" ({str(asked)[:50]!r})"
+            faults.append(f"record {number}{named}: {error}")
     if faults:
         shown = "\n".join(faults[:5]) + (f"\n... and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise BenchmarkError(

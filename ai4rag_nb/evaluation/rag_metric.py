@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from ..foundations.errors import InputError, suggestion
 
 # %% auto #0
-__all__ = ['Metrics', 'RAGMetric', 'latency_metric', 'named_with_cutoff', 'rank_measure', 'AnswerMetrics', 'CostMetrics',
-           'MetricCatalogue', 'find_metric']
+__all__ = ['BOTH_FORMS', 'Metrics', 'RAGMetric', 'latency_metric', 'named_with_cutoff', 'rank_measure', 'AnswerMetrics',
+           'CostMetrics', 'MetricCatalogue', 'find_metric']
 
 # %% ../../nbs/03_evaluation/06a_rag_metric.ipynb #a2c91431
 @dataclass(frozen=True)
@@ -241,6 +241,7 @@ class MetricCatalogue(CostMetrics):
         return (named_with_cutoff(name) if isinstance(name, str) else None) or find_metric(name, list(self))
 
 # %% ../../nbs/03_evaluation/06a_rag_metric.ipynb #f4ce56fa
+BOTH_FORMS = "A name is fine alone, as 'faithfulness', or with who computes it, as 'unitxt:faithfulness'."
 _NO_JUDGE = (
     "`ai4rag-nb evaluate` takes one with --judge openai:MODEL. In Python give "
     "evaluators=[LLMaJEvaluator(foundation_model('openai:MODEL'))]."
@@ -262,7 +263,9 @@ def find_metric(
         raise InputError(f"'{name}' is judged by a language model, and no judge was given.", remedy=_NO_JUDGE)
     names = [metric.name for metric in metrics]
     hint = suggestion(str(name).split(":")[-1], names)
-    raise InputError(f"There is no metric '{name}'.", remedy=hint or f"There are: {', '.join(names)}.")
+    listed = f"There are: {', '.join(names)}."
+    remedy = f"{hint or listed} {BOTH_FORMS}"
+    raise InputError(f"There is no metric '{name}'.", remedy=remedy)
 
 
 Metrics = MetricCatalogue()

@@ -20,6 +20,7 @@ from ..foundations.settings import MOST_THREADS, Settings
 from ..foundations.texts import content_key
 from ..indexing.vector_store import BaseVectorStoreConfig
 from .arguments import check_number
+from .early_differences import refuse_known_differences
 from .judge_gate import check_owners, judge_notes
 from .optimizer import BaseOptimizer, OptimizerSettings, get_optimizer
 from .preparation import ExperimentInputs, choose_metrics, prepare_inputs
@@ -166,7 +167,8 @@ def check_choices(
     check_specs(values["embedding_model"], values["foundation_model"])
     made_stages(space)
     if options.output_path is not None:
-        check_run_folder(options.output_path)
+        folder = check_run_folder(options.output_path)
+        refuse_known_differences(folder, space, (selected, maximised), chosen, known)
     return chosen
 
 # %% ../../nbs/04_optimization/19_prepared.ipynb #f5e07261

@@ -130,8 +130,9 @@ def _run(
             status = int(getattr(module, f"{parsed.command}_command")(parsed))
             print(end="", flush=True)
             return status
-    except (KeyboardInterrupt, StoppedError):
-        print(_INTERRUPTED, file=sys.stderr, flush=True)
+    except (KeyboardInterrupt, StoppedError) as error:
+        said = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        print(said or _INTERRUPTED, file=sys.stderr, flush=True)
         if arguments is None and any(thread.name.startswith(_WAITING) for thread in threading.enumerate()):
             os._exit(130)  # the user did not want to wait for the calls that are on their way
         return 130

@@ -18,7 +18,7 @@ from ..evaluation.wording import interval_words
 from ..foundations.errors import InputError
 from ..optimization.leaderboard import leaderboard_frame, leaderboard_records
 from ..optimization.open_run import find_pattern, open_run, read_results
-from ..optimization.ranking import metric_scores
+from ..optimization.ranking import metric_scores, spoken_metrics
 from ..optimization.run_store import EvaluationResult
 from ..optimization.stage_progress import traces_frame
 from ai4rag_nb.serving.printing import (
@@ -107,10 +107,11 @@ def _print_stages(
 # %% ../../nbs/07_serving/06_reading.ipynb #d848b4d8
 def _measured(
     result: EvaluationResult,  # a pattern of a run
-) -> dict[str, Any]:  # "evaluator:metric" -> its entry among the metrics
+) -> dict[str, Any]:  # a metric's name, as people see it -> its entry among the metrics
     """List the metrics of a pattern with everything that is kept about them."""
     entries = result.payload.get("evaluation", {}).get("metrics", [])
-    return {f"{one['evaluator']}:{one['name']}": one for one in entries}
+    keys = [f"{one['evaluator']}:{one['name']}" for one in entries]
+    return dict(zip(spoken_metrics(keys).values(), entries, strict=True))
 
 
 def show_command(
@@ -131,9 +132,10 @@ def show_command(
         return 0
     reason = f": {plain(result.reason)}" if result.reason else ""
     print(f"{result.name} ({result.state}, {result.seconds:.1f} s){reason}\n")
+    scored = metric_scores(result)
     rows = [
         [name, number(scores["mean"], metric=name), interval_words(scores, name), str(scores["n"])]
-        for name, scores in metric_scores(result).items()
+        for name, scores in zip(spoken_metrics(list(scored)).values(), scored.values(), strict=True)
     ]
     print(table(["metric", "mean", "95 % interval", "n"], rows))
     for line in lost_lines(_measured(result)):
