@@ -157,7 +157,7 @@ def answer_notes(
         notes.append(f"Contexts are from documents that are not among those given: {listed}.")
     return notes
 
-
+# %% ../../nbs/03_evaluation/12b_answers_file.ipynb #74dcffc9
 def _context_notes(
     lines: Sequence[AnswerLine],  # the answers
 ) -> list[str]:  # one sentence each

@@ -245,7 +245,7 @@ def _add_export_command(
     export.add_argument("--out", type=place_given, required=True, metavar="FILE", help=said)
     _add_shared_arguments(export, "json")
 
-
+# %% ../../nbs/07_serving/02_arguments.ipynb #8d04fcbd
 def make_parser() -> argparse.ArgumentParser:  # the parser of the whole command line
     """Describe every command."""
     parser = argparse.ArgumentParser(

@@ -72,7 +72,7 @@ def _say(
     """Write to standard error."""
     print(plain(text), file=sys.stderr, flush=True)
 
-
+# %% ../../nbs/07_serving/06a1_judging.ipynb #b8feae84
 @dataclass
 class JudgeSession:
     """Tell what a judge takes, check it, and remember both."""
@@ -133,7 +133,7 @@ def require_answer(
                 raise ModelSettingsError(f"The judge gives no answer: {value.reason}", remedy=remedy)
             return
 
-
+# %% ../../nbs/07_serving/06a1_judging.ipynb #dd0da25f
 def judge_record(
     session: JudgeSession,  # after the evaluation
 ) -> dict[str, Any]:  # ready for JSON

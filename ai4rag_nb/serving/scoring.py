@@ -114,7 +114,7 @@ def _judged(
         result["notes"] += doubts(session)
         return benchmark, {**result, "judge": judge_record(session)}
 
-
+# %% ../../nbs/07_serving/06b_scoring.ipynb #e9d68126
 def evaluate_command(
     arguments: argparse.Namespace,  # the options of `evaluate`
 ) -> int:  # the exit status
