@@ -60,7 +60,5 @@ def refuse_known_differences(
     for part in [part for part in now if part in stored]:
         kept = {name: text for name, text in stored[part].items() if part != "metrics" or name in now[part]}
         before[part], now[part] = comparable(kept, now[part])
-    known, fingerprint = (
-        {part: repr(sorted(setup[part].items())) for part in before} for setup in (before, now)
-    )
-    compare_fingerprints(path, known, fingerprint, before, now)
+    was, is_now = ({part: repr(sorted(setup[part].items())) for part in before} for setup in (before, now))
+    compare_fingerprints(path, was, is_now, before, now)
