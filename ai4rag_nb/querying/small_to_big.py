@@ -90,14 +90,6 @@ def expanded_passages(
     return passages
 
 
-def _within(
-    inner: Range,  # a range
-    outer: Range,  # another one
-) -> bool:  # whether the first lies in the second
-    """Tell whether a range lies within another."""
-    return inner[0] == outer[0] and outer[1] <= inner[1] and inner[2] <= outer[2]
-
-
 def _marked(
     passage: RetrievedChunk,  # a passage
     best: RetrievedChunk,  # its best hit
@@ -136,6 +128,14 @@ def _with_marks(
     return replace(
         passage, text=text, metadata={**passage.metadata, **span, **known, "hit_positions": places}
     )
+
+
+def _within(
+    inner: Range,  # a range
+    outer: Range,  # another one
+) -> bool:  # whether the first lies in the second
+    """Tell whether a range lies within another."""
+    return inner[0] == outer[0] and outer[1] <= inner[1] and inner[2] <= outer[2]
 
 # %% ../../nbs/02_querying/12_small_to_big.ipynb #e650d503
 _CHILDREN = 4  # hits looked at for each passage that is wanted
