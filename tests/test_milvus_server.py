@@ -756,19 +756,17 @@ class TestExperiment:
 
 
 WRITER = """
-import sys, time
-from pathlib import Path
+import sys
 sys.path.insert(0, sys.argv[1])
 from store_contract import HashModel, random_chunks
 from ai4rag_nb.foundations.errors import AI4RAGError
 from ai4rag_nb.indexing.vector_store import MilvusConfig, get_vector_store
 
-uri, number, start = sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+uri, number = sys.argv[2], int(sys.argv[3])
 config = MilvusConfig(uri, keyword="bm25", timeout_seconds=60)
 with get_vector_store(HashModel(4), config, "ai4rag_crowd") as store:
     print("ready", flush=True)
-    while not start.exists():
-        time.sleep(0.005)
+    sys.stdin.readline()
     try:
         for part in range(3):
             name = f"{number}-{part}.md"
@@ -781,7 +779,7 @@ with get_vector_store(HashModel(4), config, "ai4rag_crowd") as store:
 
 @pytest.mark.parametrize("writers", [4])
 def test_processes_that_write_our_weights_at_once_are_told(
-    milvus_lite_server: MilvusLiteServer, tmp_path: Path, writers: int
+    milvus_lite_server: MilvusLiteServer, writers: int
 ) -> None:
     """A Milvus server knows no turns: nobody is told that all is well while weights are wrong, and one call mends them."""
     config, model = config_of(milvus_lite_server, keyword="bm25"), HashModel(4)
@@ -790,12 +788,15 @@ def test_processes_that_write_our_weights_at_once_are_told(
         store.add_documents(first)
     command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), milvus_lite_server.uri]
     started = [
-        subprocess.Popen([*command, str(number), str(tmp_path / "go")], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for number in range(1, writers + 1)
     ]
     for process in started:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    (tmp_path / "go").touch()
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
     said = [process.communicate(timeout=120)[0].strip() for process in started]
     refused = [words for words in said if words != "done"]
     assert all("Another process changed 'ai4rag_crowd' meanwhile" in words for words in refused), said

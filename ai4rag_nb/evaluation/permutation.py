@@ -75,7 +75,7 @@ def _shares_as_far(
         count += len(signs)
     return as_far / count
 
-
+# %% ../../nbs/03_evaluation/04c_permutation.ipynb #fa534d6f
 def sign_flip_p_values(
     differences: np.ndarray,  # (questions, pairs of configurations), not a number where a score is missing
     clusters: Sequence[Sequence[int]] | None = None,  # places of the questions that share documents

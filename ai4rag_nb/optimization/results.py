@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['find_evaluation', 'find_collection', 'best_result', 'named_result', 'built_pattern', 'ExploredResults',
-           'NamedPatterns', 'DecidedResults', 'ExperimentResults']
+           'NamedPatterns', 'DecidedResults', 'WeighedResults', 'ExperimentResults']
 
 # %% ../../nbs/04_optimization/09_results.ipynb #dc289b7a
 from collections.abc import Callable, Mapping, Sequence
@@ -197,6 +197,10 @@ class DecidedResults(NamedPatterns):
         """Compare two patterns question by question, on the search's questions and on unseen ones."""
         return compare_patterns(self, first, second, metric)
 
+# %% ../../nbs/04_optimization/09_results.ipynb #3d7be7d5
+class WeighedResults(DecidedResults):
+    """Weigh several aims, and say what each setting is worth."""
+
     def trade_offs(
         self,
         aims: Sequence[str] = (),  # metrics and resources; none: the optimization metric and context_tokens
@@ -214,7 +218,7 @@ class DecidedResults(NamedPatterns):
         return effects_frame(self, metric)
 
 # %% ../../nbs/04_optimization/09_results.ipynb #3d400988
-class ExperimentResults(DecidedResults):
+class ExperimentResults(WeighedResults):
     """Hold what an experiment found out, and answer questions about it."""
 
     def __repr__(self) -> str:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from ..foundations.errors import InputError
 
-Aims = Mapping[str, float | None]  # one configuration: the name of an aim -> its value; None where unknown
-
 # %% auto #0
 __all__ = ['Aims', 'COMPARISONS', 'Limit', 'read_limit', 'beats', 'pareto_set', 'weighted_values', 'scaled_values',
            'covered_area']
+
+# %% ../../nbs/04_optimization/08n_trade_offs.ipynb #1ba09da4
+Aims = Mapping[str, float | None]  # one configuration: the name of an aim -> its value; None where unknown
 
 # %% ../../nbs/04_optimization/08n_trade_offs.ipynb #e51022eb
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}

@@ -72,6 +72,20 @@ def _say(
     """Write to standard error."""
     print(plain(text), file=sys.stderr, flush=True)
 
+# %% ../../nbs/07_serving/06a1_judging.ipynb #b3058d5b
+def _plan(
+    judge: LLMaJEvaluator,  # who judges
+    own: Sequence[RAGMetric],  # what it judges
+    planned: CallCosts,  # what it takes at most, the check included
+    checking: int,  # calls of the check
+) -> str:  # a sentence or two
+    """Say what a judge takes at most."""
+    names, aside = ", ".join(one.name for one in own), uncounted_calls(judge, own)
+    calls = f"at most {counted(planned.calls, 'call')}, {checking:,} of them to check it, {aside} aside"
+    budget = f" Its budget is {judge.budget}." if judge.budget else ""
+    who, costs = f"The judge '{judge.judge.model.name}'", costs_words(planned)
+    return f"{who} ({names}) takes {calls}: {costs}.{budget}"
+
 # %% ../../nbs/07_serving/06a1_judging.ipynb #b8feae84
 @dataclass
 class JudgeSession:
@@ -99,24 +113,11 @@ class JudgeSession:
         planted = check_cases(self.judge, benchmark) if self.wants_check else []
         costs = case_costs(self.judge, cases, self.prices), case_costs(self.judge, planted, self.prices)
         self.planned = costs[0] + costs[1]
-        _say(self._plan(costs[1].calls))
+        _say(_plan(self.judge, self.own, self.planned, costs[1].calls))
         require_answer(self.judge, [*planted, *cases])
         if planted:
             self.check = check_judge(self.judge, benchmark)
             _say(str(self.check))
-
-    def _plan(
-        self,
-        checking: int,  # calls of the check
-    ) -> str:  # a sentence or two
-        """Say what the judge takes at most."""
-        names, aside = ", ".join(one.name for one in self.own), uncounted_calls(self.judge, self.own)
-        calls = (
-            f"at most {counted(self.planned.calls, 'call')}, {checking:,} of them to check it, {aside} aside"
-        )
-        budget = f" Its budget is {self.judge.budget}." if self.judge.budget else ""
-        who, costs = f"The judge '{self.judge.judge.model.name}'", costs_words(self.planned)
-        return f"{who} ({names}) takes {calls}: {costs}.{budget}"
 
 # %% ../../nbs/07_serving/06a1_judging.ipynb #0bd180d5
 def require_answer(

@@ -113,7 +113,7 @@ def _measured(
     keys = [f"{one['evaluator']}:{one['name']}" for one in entries]
     return dict(zip(spoken_metrics(keys).values(), entries, strict=True))
 
-
+# %% ../../nbs/07_serving/06_reading.ipynb #19d4cd0c
 def show_command(
     arguments: argparse.Namespace,  # the options of `show`
 ) -> int:  # the exit status

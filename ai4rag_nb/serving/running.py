@@ -201,7 +201,7 @@ def _end(
         say(missing)
     return status
 
-
+# %% ../../nbs/07_serving/05_running.ipynb #4ab2951e
 def run_command(
     arguments: argparse.Namespace,  # the options of `run`
 ) -> int:  # the exit status
