@@ -75,7 +75,7 @@ def aim_name(
     known = sorted({key for result in results.evaluations for key in metric_scores(result)} | {key})
     return key if key in RESOURCES else spoken_metrics(known)[key]
 
-
+# %% ../../nbs/04_optimization/08o_pattern_aims.ipynb #2d1d967d
 def is_low(
     aim: str,  # one of `RESOURCES`, or "evaluator:metric"
 ) -> bool:  # whether less is better
