@@ -19,6 +19,7 @@ def part_of(
     return f"{item.path.stem}_{zlib.crc32(item.name.encode()) % count}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before the names of groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test with its part."""
     for item in items:

@@ -181,7 +181,7 @@ def test_commands_of_the_readme_exist() -> None:
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^ai4rag-nb (.+)$", readme, flags=re.M)
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         assert parse_arguments(shlex.split(command)).command
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M)

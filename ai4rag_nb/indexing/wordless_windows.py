@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -216,6 +217,14 @@ def _marks(
     return values if inside[1] or not right else {**values, "marks_behind": right}
 
 
+def _is_marks(
+    text: str,  # of a small chunk
+) -> bool:  # signs of vowels and unknown characters are parts of words
+    """Tell whether nothing is lost for a search without this text."""
+    kinds = (unicodedata.category(character) for character in text)
+    return is_wordless(text) and not any(kind[0] == "M" or kind in ("Cn", "Co") for kind in kinds)
+
+
 def _touch(
     one: AI4RAGChunk,  # a small chunk
     other: AI4RAGChunk,  # one behind it
@@ -229,7 +238,7 @@ def without_wordless(
     children: Sequence[AI4RAGChunk],  # the small chunks of one document, numbered from 1
 ) -> list[AI4RAGChunk]:  # those with words, numbered anew; all of them where none has any
     """Leave small chunks of marks alone out of the search."""
-    kept = [place for place, child in enumerate(children) if not is_wordless(_body(child))]
+    kept = [place for place, child in enumerate(children) if not _is_marks(_body(child))]
     if len(kept) in (0, len(children)):
         return list(children)
     made = []

@@ -37,7 +37,7 @@ def _open_cache(
         if isinstance(error.__cause__, OSError):
             raise InputError(
                 f"The workspace '{folder}' cannot be used: {error.__cause__.strerror}.",
-                remedy="Name a folder that you may write to.",
+                remedy="Name a folder that you may write to, with --workspace or workspace=.",
             ) from error
         raise
 
