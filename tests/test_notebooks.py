@@ -55,8 +55,9 @@ def with_generated_module(notebook: dict) -> dict:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: str(path.relative_to(ROOT / "nbs")))
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = with_generated_module(json.loads(path.read_text(encoding="utf-8")))
-    copy = tmp_path / "nbs" / path.name
-    copy.parent.mkdir()
+    copy = tmp_path / path.relative_to(ROOT)
+    copy.parent.mkdir(parents=True)
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
     copy.write_text(json.dumps(notebook), encoding="utf-8")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     passed, _ = run_notebook(copy, skip_flags=SKIP_FLAGS, cell_timeout=300)

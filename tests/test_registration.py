@@ -201,6 +201,11 @@ def test_what_cannot_work_is_not_registered(register: Callable[[Any], Any], give
 @pytest.fixture(autouse=True)
 def left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no name of these tests be seen by others."""
+    own = [*stages._BUILT_IN.values(), *chunking._BUILT_IN.values(), *templates._BUILT_IN.values()]
+    for module in {*(place.partition(":")[0] for place in own), *(module for module, *_ in store_backend._MODULES.values())}:
+        importlib.import_module(
+            module
+        )  # what is registered by an import is not lost with the names of a test
     for module, table in ((stages, "_REGISTERED"), (chunking, "_REGISTERED"), (templates, "_REGISTERED")):
         monkeypatch.setattr(module, table, dict(getattr(module, table)))
     monkeypatch.setattr(store_backend, "_CLASSES", dict(store_backend._CLASSES))

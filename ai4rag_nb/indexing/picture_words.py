@@ -31,6 +31,8 @@ def picture_words(
     picture: PictureItem,  # one of its pictures
 ) -> str:  # what was recognised in it, one item a line; empty where there is nothing
     """Read the words in a picture."""
+    if not picture.children:
+        return ""
     owners = [*document.tables, *document.pictures, *document.texts]
     captions = {caption.cref for owner in owners for caption in getattr(owner, "captions", ())}
     lines: list[str] = []
