@@ -202,7 +202,10 @@ def test_what_cannot_work_is_not_registered(register: Callable[[Any], Any], give
 def left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no name of these tests be seen by others."""
     own = [*stages._BUILT_IN.values(), *chunking._BUILT_IN.values(), *templates._BUILT_IN.values()]
-    for module in {*(place.partition(":")[0] for place in own), *(module for module, *_ in store_backend._MODULES.values())}:
+    for module in {
+        *(place.partition(":")[0] for place in own),
+        *(module for module, *_ in store_backend._MODULES.values()),
+    }:
         importlib.import_module(
             module
         )  # what is registered by an import is not lost with the names of a test
