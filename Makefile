@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 NOTEBOOK ?= nbs
 WORKERS ?= 2
 
-.PHONY: demo test docs lint lab export readme bench clean
+.PHONY: demo test docs lint lab export readme bench bench-optimizers clean
 
 # torch first and by itself: its pinned release is the one that every other package is tested with.
 $(VENV)/.base: constraints.txt pyproject.toml
@@ -44,8 +44,11 @@ export: $(VENV)/.dev  ## generate the package and the README from the notebooks
 lab: $(VENV)/.dev  ## open the notebooks
 	$(BIN)/jupyter lab $(NOTEBOOK)
 
-bench: $(VENV)/.dev  ## measure, and write benchmarks/results
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+bench: $(VENV)/.dev  ## measure; the grids that optimizers are replayed on are made apart, they take hours
+	for script in $(filter-out benchmarks/make_tables.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+
+bench-optimizers: $(VENV)/.dev  ## replay the grids in benchmarks/tables to optimizers, and write the result
+	$(BIN)/python benchmarks/optimizers.py --save
 
 clean:  ## remove what was generated, but not what was paid for
 	rm -rf $(VENV) _docs _proc build dist .pytest_cache .ruff_cache .mypy_cache .coverage
